@@ -1,0 +1,1 @@
+"""The outside contract as pure code: no await, no clock, no socket, no randomness."""
