@@ -1,0 +1,1 @@
+"""One request kind each, used by both doors."""
