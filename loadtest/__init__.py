@@ -1,0 +1,1 @@
+"""Load, soak and comparison runs against a real server, every run judged by one history checker."""
