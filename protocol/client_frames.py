@@ -65,10 +65,11 @@ def decode_client_frame(data: bytes, *, hello_seen: bool = True) -> ClientFrame:
     reader = _READERS.get(kind)
     if reader is None:
         raise MailboxError(ErrorCode.UNSUPPORTED_FRAME)
+    value: ClientFrame
     value, only_known = reader(body)
     if not only_known and len(data) <= SMALL_FRAME_BYTES:
         check_bounds(data)  # larger frames were walked before they were unpacked
-    if kind == FrameType.PING and len(data) > _PING_SURELY_SMALL_BYTES and len(pack(value.t)) > PING_PACKED_BYTES_MAX:
+    if type(value) is Ping and len(data) > _PING_SURELY_SMALL_BYTES and len(pack(value.t)) > PING_PACKED_BYTES_MAX:
         raise malformed("t is too long")
     return value
 
@@ -88,14 +89,14 @@ def _optional(body: Map, key: str, kind: type[Value]) -> Value | None:
     value = body.get(key)
     if value is not None and type(value) is not kind:
         raise malformed(f"{key} has the wrong type")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _required(body: Map, key: str, kind: type[Value]) -> Value:
     value = body.get(key)
     if type(value) is not kind:
         raise malformed(f"{key} is missing or has the wrong type")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _cursor(body: Map) -> str | None:

@@ -63,7 +63,9 @@ ERRORS: Final[dict[ErrorCode, ErrorKind]] = {
     ErrorCode.UNSUPPORTED_FRAME: ErrorKind(400, False, "This frame type is not known here; it was ignored."),
     ErrorCode.METHOD_NOT_ALLOWED: ErrorKind(405, False, "This path does not take that method."),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorKind(415, False, "Send application/json or application/msgpack."),
-    ErrorCode.UNSUPPORTED_PROTOCOL_VERSION: ErrorKind(400, False, "This instance does not carry that envelope version."),
+    ErrorCode.UNSUPPORTED_PROTOCOL_VERSION: ErrorKind(
+        400, False, "This instance does not carry that envelope version."
+    ),
     ErrorCode.TTL_OUT_OF_RANGE: ErrorKind(400, False, "ttl_s is below this instance's minimum."),
     ErrorCode.CURSOR_INVALID: ErrorKind(400, False, "The cursor is not valid here; start again without one."),
     ErrorCode.CURSOR_EXPIRED: ErrorKind(410, False, "The cursor is too old; start again without one."),

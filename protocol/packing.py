@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NoReturn
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from protocol.errors import ErrorCode, MailboxError
 from protocol.limits import MAX_DEPTH, MAX_OBJECTS

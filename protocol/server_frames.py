@@ -107,8 +107,22 @@ def encode_mailbox_batch(ref: int | None, entries: Sequence[bytes], cursor: str,
 
 def encode_error(error: MailboxError, request_id: str, *, ref: int | None = None, cmid: bytes | None = None) -> bytes:
     """ERROR as `error` says it, naming the request it answers."""
-    return pack((72, _error_map(error.code, error.message, error.retryable, request_id, ref, cmid,
-                                error.retry_after_ms, error.at, error.outcome)))
+    return pack(
+        (
+            72,
+            _error_map(
+                error.code,
+                error.message,
+                error.retryable,
+                request_id,
+                ref,
+                cmid,
+                error.retry_after_ms,
+                error.at,
+                error.outcome,
+            ),
+        )
+    )
 
 
 def _error_map(
@@ -177,14 +191,14 @@ def _field(body: Map, key: str, kind: type[Value]) -> Value:
     value = body.get(key)
     if type(value) is not kind:
         raise malformed(f"{key} is missing or has the wrong type")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _optional(body: Map, key: str, kind: type[Value]) -> Value | None:
     value = body.get(key)
     if value is not None and type(value) is not kind:
         raise malformed(f"{key} has the wrong type")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _id(body: Map, key: str) -> bytes:
@@ -252,12 +266,11 @@ def _read_entry(fields: Map) -> Entry:
     cmid = fields.get("cmid")
     if type(echo) is not bool or (type(body) is not bytes and not (echo and body is None)):
         raise malformed("an entry has a body or is an echo")
-    if cmid is not None or echo:
-        cmid = _id(fields, "cmid")
+    own = ClientMessageId(_id(fields, "cmid")) if cmid is not None or echo else None
     pad = fields.get("pad")
     if pad is not None and (type(pad) is not int or not 0 <= pad <= PAD_MAX):
         raise malformed("pad is 0 to 12")
-    return Entry(MessageId(mid), pv, body, accepted_at, expires_at, pad, cmid, echo)
+    return Entry(MessageId(mid), pv, body, accepted_at, expires_at, pad, own, echo)
 
 
 def _read_batch(body: Map) -> MailboxBatch:
