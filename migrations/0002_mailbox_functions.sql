@@ -1,0 +1,498 @@
+-- version: 0002
+-- predecessor: 0001
+-- summary: group commit of submits and ACKs
+-- compatibility: New functions only. A later version of a function is installed beside these under its own number and
+--   these stay until no running release calls them.
+
+-- migrate: apply
+-- Frees up to entries_max expired entries of each given mailbox and counts them as released.
+-- The caller holds the mailboxes' rows; here the owners' rows are locked, in the order of their ids.
+CREATE FUNCTION release_expired_v1(device_ids uuid[], at_now timestamptz, entries_max integer)
+RETURNS TABLE (device_id uuid, entries bigint, bytes bigint, echoes bigint)
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    PERFORM FROM mailbox_owners o WHERE o.device_id = ANY (device_ids) ORDER BY o.device_id FOR NO KEY UPDATE;
+    RETURN QUERY
+    WITH gone AS (
+        DELETE FROM envelopes e USING (
+            SELECT x.recipient_device_id, x.position FROM unnest(device_ids) AS d(id)
+              CROSS JOIN LATERAL (SELECT y.recipient_device_id, y.position FROM envelopes y
+                                   WHERE y.recipient_device_id = d.id AND y.expires_at <= at_now
+                                   ORDER BY y.position LIMIT entries_max) AS x) AS old
+         WHERE e.recipient_device_id = old.recipient_device_id AND e.position = old.position AND e.expires_at <= at_now
+        RETURNING e.recipient_device_id, e.kind, e.envelope_size, e.acked_at
+    ), released AS (
+        SELECT g.recipient_device_id AS id, count(*) FILTER (WHERE g.kind = 0) AS entries,
+               coalesce(sum(g.envelope_size) FILTER (WHERE g.kind = 0), 0)::bigint AS bytes,
+               count(*) FILTER (WHERE g.kind = 1) AS echoes
+          FROM gone g WHERE g.acked_at IS NULL GROUP BY 1
+    )
+    UPDATE mailbox_owners o
+       SET released_entries = o.released_entries + r.entries, released_bytes = o.released_bytes + r.bytes,
+           released_echoes = o.released_echoes + r.echoes
+      FROM released r WHERE o.device_id = r.id
+    RETURNING o.device_id, r.entries, r.bytes, r.echoes;
+END
+$$;
+
+-- The same for one entry, which makes way for a new one with its message id.
+CREATE FUNCTION release_one_expired_v1(device uuid, entry_position bigint, at_now timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    PERFORM FROM mailbox_owners o WHERE o.device_id = device FOR NO KEY UPDATE;
+    WITH gone AS (
+        DELETE FROM envelopes e
+         WHERE e.recipient_device_id = device AND e.position = entry_position AND e.expires_at <= at_now
+        RETURNING e.kind, e.envelope_size, e.acked_at
+    )
+    UPDATE mailbox_owners o
+       SET released_entries = o.released_entries + (g.kind = 0)::integer,
+           released_bytes = o.released_bytes + g.envelope_size,
+           released_echoes = o.released_echoes + (g.kind = 1)::integer
+      FROM gone g WHERE o.device_id = device AND g.acked_at IS NULL;
+END
+$$;
+
+-- The one transaction of submit (seed 000, 3.1), for many requests at once. The rule is protocol/admission.py;
+-- this function gives each request exactly the verdict that the rule gives it in the order of the arrays.
+-- Lock order: mailboxes, mailbox_owners (only to release expired entries), idempotency_records, envelopes, outbox_events.
+CREATE FUNCTION submit_batch_v1(
+    m_device uuid[],             -- distinct mailboxes, sorted: the lock order; the rest points into it by ordinal
+    a_device uuid[],             -- distinct acting devices
+    -- Requests, in the order in which they take effect.
+    r_actor integer[],           -- ordinal in a_device
+    r_operation smallint[], r_scope uuid[], r_key uuid[], r_fingerprint uuid[],
+    r_old_scope uuid[], r_old_key uuid[], r_old_fingerprint uuid[],  -- under the old secret while it rotates, else empty
+    r_key_ttl_s integer[],
+    r_previous_key integer[],    -- the nearest earlier request here with the same key, or 0
+    r_previous_session integer[],-- the nearest earlier request here from the same session, or 0
+    r_first integer[], r_count integer[],                            -- its slice of the envelopes
+    r_rate_refused boolean[],
+    r_echo_mailbox integer[],    -- ordinal in m_device of the actor's own mailbox, or 0 without echo
+    r_echo_mid uuid[], r_cmid uuid[],
+    -- Envelopes, request by request.
+    e_request integer[], e_mailbox integer[], e_mid uuid[], e_pv integer[], e_ttl_s integer[], e_pad smallint[], e_body bytea[],
+    e_refused smallint[],        -- the code of a refusal that needs no state, or 0
+    e_previous_mid integer[],    -- the nearest earlier envelope here with the same mailbox and mid, or 0
+    secret_key_id smallint, entries_max bigint, bytes_max bigint, echoes_max bigint, echo_ttl_s integer,
+    wait boolean,                -- false: a mailbox that another transaction holds defers its requests
+    OUT now_ms bigint,
+    OUT r_code smallint[], OUT r_duplicate boolean[], OUT r_echo_position bigint[], OUT r_echo_previous bigint[],
+    OUT e_code smallint[], OUT e_position bigint[], OUT e_previous bigint[], OUT e_own boolean[],
+    OUT e_accepted_ms bigint[], OUT e_expires_ms bigint[],
+    OUT m_filling integer[],     -- mailboxes above 80 %
+    OUT opened integer           -- wake intents opened
+)
+LANGUAGE plpgsql VOLATILE
+-- Each statement walks an index once per element. Left to itself the planner takes a hash join or a scan for a
+-- large batch, which costs ten times that (DESIGN, "Speed").
+SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
+AS $$
+DECLARE
+    -- Verdicts; store/submit.py has the same table.
+    ACCEPTED CONSTANT smallint := 0;  REPLAYED CONSTANT smallint := 1;  KEY_REUSED CONSTANT smallint := 2;
+    DEFERRED CONSTANT smallint := 3;  ACTOR_REVOKED CONSTANT smallint := 4;  RATE_LIMITED CONSTANT smallint := 5;
+    UNKNOWN_RECIPIENT CONSTANT smallint := 10;  CONFLICT CONSTANT smallint := 14;  PAIR_LIMITED CONSTANT smallint := 15;
+    MAILBOX_FULL CONSTANT smallint := 16;  ECHO_FULL CONSTANT smallint := 17;
+    JUDGED_NOT_YET CONSTANT smallint := -1;  NO_REFUSAL CONSTANT smallint := 99;
+    ABSENT CONSTANT smallint := 0;  ACTIVE CONSTANT smallint := 1;  HELD CONSTANT smallint := -1;
+    SAME CONSTANT smallint := 1;  OTHER CONSTANT smallint := 2;
+    n_requests CONSTANT integer := cardinality(r_actor);
+    n_envelopes CONSTANT integer := cardinality(e_mailbox);
+    n_mailboxes CONSTANT integer := cardinality(m_device);
+    at_now timestamptz;  now_us bigint;
+    m_locked integer[];  m_state smallint[];  m_identity uuid[];  m_head bigint[];  m_wake bigint[];  m_open boolean[];
+    m_entries bigint[];  m_bytes bigint[];  m_echoes bigint[];  m_checked timestamptz[];  m_online timestamptz[];
+    m_room_entries bigint[];  m_room_bytes bigint[];  m_room_echoes bigint[];
+    m_add_entries bigint[];  m_add_bytes bigint[];  m_add_echoes bigint[];
+    a_active boolean[];  a_identity uuid[];
+    e_stored smallint[] := array_fill(0::smallint, ARRAY[n_envelopes]);
+    e_takes_room boolean[] := array_fill(false, ARRAY[n_envelopes]);
+    r_echo_stored boolean[] := array_fill(false, ARRAY[n_requests]);
+    r_new boolean[] := array_fill(false, ARRAY[n_requests]);
+    full_devices uuid[] := '{}';  stale record;  found record;
+    r integer;  i integer;  j integer;  m integer;  first integer;  last integer;
+    code smallint;  worst smallint;  size bigint;  fresh integer;  new_position bigint;  written integer;
+BEGIN
+    r_code := array_fill(JUDGED_NOT_YET, ARRAY[n_requests]);
+    r_duplicate := r_new;
+    r_echo_position := array_fill(0::bigint, ARRAY[n_requests]);
+    r_echo_previous := r_echo_position;
+    e_code := e_stored;
+    e_position := array_fill(0::bigint, ARRAY[n_envelopes]);
+    e_previous := e_position;
+    e_accepted_ms := e_position;
+    e_expires_ms := e_position;
+    e_own := array_fill(false, ARRAY[n_envelopes]);
+    m_add_entries := array_fill(0::bigint, ARRAY[n_mailboxes]);
+    m_add_bytes := m_add_entries;
+    m_add_echoes := m_add_entries;
+    m_filling := '{}';
+    opened := 0;
+
+    -- 1. Lock. From here to the commit nobody else moves these heads, so in one mailbox position order is commit
+    --    order. What FOR UPDATE returns of a locked row is its newest version.
+    IF wait THEN
+        SELECT array_agg(s.n), array_agg(s.state), array_agg(s.identity_id), array_agg(s.head_position),
+               array_agg(s.wake_position), array_agg(s.wake_open), array_agg(s.stored_entries),
+               array_agg(s.stored_bytes), array_agg(s.stored_echoes), array_agg(s.expiry_checked_at)
+          INTO m_locked, m_state, m_identity, m_head, m_wake, m_open, m_entries, m_bytes, m_echoes, m_checked
+          FROM (SELECT d.n::integer AS n, b.* FROM unnest(m_device) WITH ORDINALITY AS d(id, n)
+                  JOIN mailboxes b ON b.device_id = d.id ORDER BY d.n FOR NO KEY UPDATE OF b) AS s;
+    ELSE
+        SELECT array_agg(s.n), array_agg(s.state), array_agg(s.identity_id), array_agg(s.head_position),
+               array_agg(s.wake_position), array_agg(s.wake_open), array_agg(s.stored_entries),
+               array_agg(s.stored_bytes), array_agg(s.stored_echoes), array_agg(s.expiry_checked_at)
+          INTO m_locked, m_state, m_identity, m_head, m_wake, m_open, m_entries, m_bytes, m_echoes, m_checked
+          FROM (SELECT d.n::integer AS n, b.* FROM unnest(m_device) WITH ORDINALITY AS d(id, n)
+                  JOIN mailboxes b ON b.device_id = d.id ORDER BY d.n FOR NO KEY UPDATE OF b SKIP LOCKED) AS s;
+    END IF;
+    IF coalesce(cardinality(m_locked), 0) <> n_mailboxes THEN  -- some are absent or held: spread over all ordinals
+        SELECT array_agg(CASE WHEN d.at IS NOT NULL THEN m_state[d.at] WHEN b.device_id IS NULL THEN ABSENT ELSE HELD END
+                         ORDER BY d.n),
+               array_agg(m_identity[d.at] ORDER BY d.n), array_agg(coalesce(m_head[d.at], 0) ORDER BY d.n),
+               array_agg(coalesce(m_wake[d.at], 0) ORDER BY d.n), array_agg(coalesce(m_open[d.at], true) ORDER BY d.n),
+               array_agg(coalesce(m_entries[d.at], 0) ORDER BY d.n), array_agg(coalesce(m_bytes[d.at], 0) ORDER BY d.n),
+               array_agg(coalesce(m_echoes[d.at], 0) ORDER BY d.n), array_agg(m_checked[d.at] ORDER BY d.n)
+          INTO m_state, m_identity, m_head, m_wake, m_open, m_entries, m_bytes, m_echoes, m_checked
+          FROM (SELECT d.id, d.n, array_position(m_locked, d.n::integer) AS at
+                  FROM unnest(m_device) WITH ORDINALITY AS d(id, n)) AS d
+          LEFT JOIN mailboxes b ON d.at IS NULL AND b.device_id = d.id;
+    END IF;
+    at_now := mailboxd_now();
+    now_us := (extract(epoch FROM at_now) * 1000000)::bigint;
+    now_ms := now_us / 1000;
+    at_now := date_trunc('milliseconds', at_now);
+
+    -- 2. What the owners released, without their lock: it only grows, so a stale value can only refuse.
+    SELECT array_agg(s.room_entries), array_agg(s.room_bytes), array_agg(s.room_echoes), array_agg(s.online_until)
+      INTO m_room_entries, m_room_bytes, m_room_echoes, m_online
+      FROM (SELECT entries_max - d.entries + coalesce(o.released_entries, 0) AS room_entries,
+                   bytes_max - d.bytes + coalesce(o.released_bytes, 0) AS room_bytes,
+                   echoes_max - d.echoes + coalesce(o.released_echoes, 0) AS room_echoes, o.online_until
+              FROM unnest(m_device, m_entries, m_bytes, m_echoes) WITH ORDINALITY AS d(id, entries, bytes, echoes, n)
+              LEFT JOIN mailbox_owners o ON o.device_id = d.id ORDER BY d.n) AS s;
+
+    -- 3. The acting devices.
+    SELECT array_agg(s.active), array_agg(s.identity_id)
+      INTO a_active, a_identity
+      FROM (SELECT coalesce(b.state = ACTIVE, false) AS active, b.identity_id
+              FROM unnest(a_device) WITH ORDINALITY AS d(id, n)
+              LEFT JOIN mailboxes b ON b.device_id = d.id ORDER BY d.n) AS s;
+
+    -- 4. Finished requests with the same key. An expired record counts as absent.
+    FOR found IN
+        SELECT k.n::integer AS r, i.request_fingerprint = k.fingerprint AS same, i.response_instants AS instants
+          FROM unnest(r_scope, r_key, r_operation, r_fingerprint) WITH ORDINALITY AS k(scope, key, operation, fingerprint, n)
+          JOIN idempotency_records i ON i.actor_scope_hash = k.scope AND i.idempotency_key_hash = k.key
+                                    AND i.operation = k.operation
+         WHERE i.expires_at > at_now
+        UNION ALL
+        SELECT k.n::integer, i.request_fingerprint = k.fingerprint, i.response_instants
+          FROM unnest(r_old_scope, r_old_key, r_operation, r_old_fingerprint) WITH ORDINALITY
+               AS k(scope, key, operation, fingerprint, n)
+          JOIN idempotency_records i ON i.actor_scope_hash = k.scope AND i.idempotency_key_hash = k.key
+                                    AND i.operation = k.operation
+         WHERE i.expires_at > at_now
+    LOOP
+        IF found.same THEN
+            r_code[found.r] := REPLAYED;
+            first := r_first[found.r];
+            FOR i IN 1 .. r_count[found.r] LOOP
+                e_accepted_ms[first + i - 1] := found.instants[i];
+                e_expires_ms[first + i - 1] := found.instants[r_count[found.r] + i];
+            END LOOP;
+        ELSE
+            r_code[found.r] := KEY_REUSED;
+        END IF;
+    END LOOP;
+
+    -- 5. Envelopes and echoes that are already stored. Expired ones count as absent and make way.
+    FOR found IN
+        SELECT k.n::integer AS i, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position, e.kind,
+               e.kind = 0 AND e.envelope_bytes = k.body AND e.protocol_version = k.pv
+                   AND e.padding_class IS NOT DISTINCT FROM k.pad AS same,
+               mailboxd_ms(e.accepted_at) AS accepted_ms, mailboxd_ms(e.expires_at) AS expires_ms
+          FROM unnest(e_mailbox, e_mid, e_pv, e_pad, e_body) WITH ORDINALITY AS k(mailbox, mid, pv, pad, body, n)
+          JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
+    LOOP
+        IF found.expired THEN
+            IF m_state[e_mailbox[found.i]] = ACTIVE THEN
+                PERFORM release_one_expired_v1(found.recipient_device_id, found.position, at_now);
+            END IF;
+        ELSE
+            e_stored[found.i] := CASE WHEN found.same THEN SAME ELSE OTHER END;
+            e_accepted_ms[found.i] := found.accepted_ms;
+            e_expires_ms[found.i] := found.expires_ms;
+        END IF;
+    END LOOP;
+    FOR found IN
+        SELECT k.n::integer AS r, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position
+          FROM unnest(r_echo_mailbox, r_echo_mid) WITH ORDINALITY AS k(mailbox, mid, n)
+          JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
+         WHERE k.mailbox > 0
+    LOOP
+        IF found.expired THEN
+            IF m_state[r_echo_mailbox[found.r]] = ACTIVE THEN
+                PERFORM release_one_expired_v1(found.recipient_device_id, found.position, at_now);
+            END IF;
+        ELSE
+            r_echo_stored[found.r] := true;
+        END IF;
+    END LOOP;
+
+    -- 6. A mailbox that looks too full for its whole demand may be full of expired entries: looked for once a second.
+    FOR stale IN
+        SELECT d.mailbox, m_device[d.mailbox] AS id
+          FROM (SELECT k.mailbox, count(*) AS entries, sum(octet_length(k.body)) AS bytes
+                  FROM unnest(e_mailbox, e_body) AS k(mailbox, body) GROUP BY k.mailbox) AS d
+         WHERE m_state[d.mailbox] = ACTIVE
+           AND (d.entries > m_room_entries[d.mailbox] OR d.bytes > m_room_bytes[d.mailbox])
+           AND (m_checked[d.mailbox] IS NULL OR m_checked[d.mailbox] <= at_now - interval '1 second'
+                OR m_checked[d.mailbox] > at_now)
+         ORDER BY d.mailbox
+    LOOP
+        full_devices := full_devices || stale.id;
+    END LOOP;
+    IF cardinality(full_devices) > 0 THEN
+        FOR found IN SELECT array_position(m_device, x.device_id) AS m, x.* FROM release_expired_v1(full_devices, at_now, 1000) x
+        LOOP
+            m_room_entries[found.m] := m_room_entries[found.m] + found.entries;
+            m_room_bytes[found.m] := m_room_bytes[found.m] + found.bytes;
+            m_room_echoes[found.m] := m_room_echoes[found.m] + found.echoes;
+        END LOOP;
+        UPDATE mailboxes b SET expiry_checked_at = at_now WHERE b.device_id = ANY (full_devices);
+    END IF;
+
+    -- 7. Judge in order; every verdict sees the effect of all before it.
+    FOR r IN 1 .. n_requests LOOP
+        CONTINUE WHEN r_code[r] <> JUDGED_NOT_YET;
+        first := r_first[r];
+        last := first + r_count[r] - 1;
+
+        -- The same key earlier in this batch decides like a finished record, once it stands.
+        j := r_previous_key[r];
+        WHILE j > 0 AND r_code[j] NOT IN (ACCEPTED, REPLAYED, DEFERRED) LOOP j := r_previous_key[j]; END LOOP;
+        IF j > 0 AND r_code[j] <> DEFERRED THEN
+            IF r_fingerprint[j] = r_fingerprint[r] THEN
+                r_code[r] := REPLAYED;
+                FOR i IN first .. last LOOP
+                    e_accepted_ms[i] := e_accepted_ms[r_first[j] + i - first];
+                    e_expires_ms[i] := e_expires_ms[r_first[j] + i - first];
+                END LOOP;
+            ELSE
+                r_code[r] := KEY_REUSED;
+            END IF;
+            CONTINUE;
+        END IF;
+
+        -- A held mailbox defers the request, and with it all later ones of its session.
+        code := ACCEPTED;
+        IF j > 0 OR (r_previous_session[r] > 0 AND r_code[r_previous_session[r]] = DEFERRED)
+           OR (r_echo_mailbox[r] > 0 AND m_state[r_echo_mailbox[r]] = HELD) THEN
+            code := DEFERRED;
+        ELSE
+            FOR i IN first .. last LOOP
+                IF m_state[e_mailbox[i]] = HELD THEN code := DEFERRED; EXIT; END IF;
+            END LOOP;
+        END IF;
+        IF code = ACCEPTED THEN
+            IF NOT a_active[r_actor[r]] THEN
+                code := ACTOR_REVOKED;
+            ELSIF r_rate_refused[r] THEN
+                code := RATE_LIMITED;
+            END IF;
+        END IF;
+        IF code <> ACCEPTED THEN
+            r_code[r] := code;
+            CONTINUE;
+        END IF;
+
+        worst := NO_REFUSAL;
+        fresh := 0;
+        FOR i IN first .. last LOOP
+            m := e_mailbox[i];
+            code := e_refused[i];
+            IF m_state[m] <> ACTIVE THEN
+                code := UNKNOWN_RECIPIENT;
+            ELSIF code = 0 OR code > CONFLICT THEN
+                j := e_previous_mid[i];
+                WHILE j > 0 AND e_position[j] = 0 LOOP j := e_previous_mid[j]; END LOOP;
+                IF j > 0 THEN  -- stored by an earlier request of this batch
+                    e_stored[i] := CASE WHEN e_body[j] = e_body[i] AND e_pv[j] = e_pv[i]
+                                         AND e_pad[j] IS NOT DISTINCT FROM e_pad[i] THEN SAME ELSE OTHER END;
+                    e_accepted_ms[i] := e_accepted_ms[j];
+                    e_expires_ms[i] := e_expires_ms[j];
+                END IF;
+                IF e_stored[i] = OTHER THEN
+                    code := CONFLICT;
+                ELSIF e_stored[i] = SAME THEN
+                    code := 0;
+                ELSIF code = 0 THEN
+                    size := octet_length(e_body[i]);
+                    e_takes_room[i] := true;  -- given back below when the request is refused
+                    m_room_entries[m] := m_room_entries[m] - 1;
+                    m_room_bytes[m] := m_room_bytes[m] - size;
+                    fresh := fresh + 1;
+                    IF m_room_entries[m] < 0 OR m_room_bytes[m] < 0 THEN
+                        code := MAILBOX_FULL;
+                    END IF;
+                END IF;
+            END IF;
+            IF code > 0 THEN
+                e_code[i] := code;
+                worst := least(worst, code);
+            END IF;
+        END LOOP;
+        m := r_echo_mailbox[r];
+        IF worst = NO_REFUSAL AND m > 0 AND NOT r_echo_stored[r] AND m_room_echoes[m] < 1 THEN
+            worst := ECHO_FULL;
+        END IF;
+
+        IF worst <> NO_REFUSAL THEN
+            r_code[r] := worst;
+            FOR i IN first .. last LOOP
+                IF e_takes_room[i] THEN
+                    m := e_mailbox[i];
+                    m_room_entries[m] := m_room_entries[m] + 1;
+                    m_room_bytes[m] := m_room_bytes[m] + octet_length(e_body[i]);
+                END IF;
+            END LOOP;
+            CONTINUE;
+        END IF;
+
+        r_code[r] := ACCEPTED;
+        r_new[r] := true;
+        r_duplicate[r] := fresh = 0;
+        IF fresh > 0 THEN
+            FOR i IN first .. last LOOP
+                IF e_takes_room[i] THEN
+                    m := e_mailbox[i];
+                    new_position := greatest(now_us, m_head[m] + 1);
+                    e_position[i] := new_position;
+                    e_previous[i] := m_head[m];
+                    m_head[m] := new_position;
+                    m_wake[m] := new_position;
+                    m_add_entries[m] := m_add_entries[m] + 1;
+                    m_add_bytes[m] := m_add_bytes[m] + octet_length(e_body[i]);
+                    e_own[i] := m_identity[m] = a_identity[r_actor[r]];
+                    e_accepted_ms[i] := now_ms;
+                    e_expires_ms[i] := now_ms + e_ttl_s[i] * 1000::bigint;
+                    IF m_room_entries[m] * 5 < entries_max OR m_room_bytes[m] * 5 < bytes_max THEN
+                        m_filling := m_filling || m;
+                    END IF;
+                END IF;
+            END LOOP;
+        END IF;
+        m := r_echo_mailbox[r];
+        IF m > 0 AND NOT r_echo_stored[r] THEN
+            new_position := greatest(now_us, m_head[m] + 1);
+            r_echo_position[r] := new_position;
+            r_echo_previous[r] := m_head[m];
+            m_head[m] := new_position;
+            m_room_echoes[m] := m_room_echoes[m] - 1;
+            m_add_echoes[m] := m_add_echoes[m] + 1;
+        END IF;
+    END LOOP;
+
+    -- 8. The records, complete with their answer: no claim exists without its effect. A key that another
+    --    transaction finished meanwhile ends this one; the caller repeats the batch and finds the record in step 4.
+    IF true = ANY (r_new) THEN
+        INSERT INTO idempotency_records AS x (actor_scope_hash, idempotency_key_hash, operation, response_status,
+               secret_key_id, created_at, expires_at, request_fingerprint, response_instants)
+        SELECT k.scope, k.key, k.operation, 201, secret_key_id, at_now, at_now + k.ttl_s * interval '1 second', k.fingerprint,
+               e_accepted_ms[k.first : k.first + k.count - 1] || e_expires_ms[k.first : k.first + k.count - 1]
+          FROM unnest(r_new, r_scope, r_key, r_operation, r_key_ttl_s, r_fingerprint, r_first, r_count)
+               AS k(new, scope, key, operation, ttl_s, fingerprint, first, count)
+         WHERE k.new
+         ORDER BY k.scope, k.key, k.operation
+        ON CONFLICT (actor_scope_hash, idempotency_key_hash, operation) DO UPDATE
+           SET response_status = excluded.response_status, secret_key_id = excluded.secret_key_id,
+               created_at = excluded.created_at, expires_at = excluded.expires_at,
+               request_fingerprint = excluded.request_fingerprint, response_instants = excluded.response_instants
+         WHERE x.expires_at <= at_now;
+        GET DIAGNOSTICS written = ROW_COUNT;
+        IF written <> cardinality(array_positions(r_new, true)) THEN
+            RAISE EXCEPTION 'a key of this batch was finished meanwhile' USING ERRCODE = '40001';
+        END IF;
+
+        -- 9. The envelopes and echoes.
+        INSERT INTO envelopes (recipient_device_id, message_id, position, accepted_at, expires_at, envelope_size,
+               protocol_version, kind, padding_class, client_message_id, envelope_bytes)
+        SELECT m_device[k.mailbox], k.mid, k.position, at_now, at_now + k.ttl_s * interval '1 second', octet_length(k.body),
+               k.pv, 0, k.pad, CASE WHEN k.own THEN r_cmid[k.request] END, k.body
+          FROM unnest(e_request, e_position, e_mailbox, e_mid, e_ttl_s, e_pv, e_pad, e_own, e_body)
+               AS k(request, position, mailbox, mid, ttl_s, pv, pad, own, body)
+         WHERE k.position > 0;
+        INSERT INTO envelopes (recipient_device_id, message_id, position, accepted_at, expires_at, envelope_size,
+               protocol_version, kind, client_message_id)
+        SELECT m_device[k.mailbox], k.mid, k.position, at_now, at_now + echo_ttl_s * interval '1 second', 0, 0, 1, k.cmid
+          FROM unnest(r_echo_position, r_echo_mailbox, r_echo_mid, r_cmid) AS k(position, mailbox, mid, cmid)
+         WHERE k.position > 0;
+
+        -- 10. The counters.
+        UPDATE mailboxes b
+           SET head_position = d.head, wake_position = d.wake, wake_open = b.wake_open OR d.entries > 0,
+               stored_entries = b.stored_entries + d.entries, stored_bytes = b.stored_bytes + d.bytes,
+               stored_echoes = b.stored_echoes + d.echoes
+          FROM unnest(m_device, m_head, m_wake, m_add_entries, m_add_bytes, m_add_echoes)
+               AS d(id, head, wake, entries, bytes, echoes)
+         WHERE b.device_id = d.id AND (d.entries > 0 OR d.echoes > 0);
+
+        -- 11. Wake intents, only where none is open: an online device costs nothing here.
+        INSERT INTO outbox_events AS x (event_id, aggregate_ref, task_type, next_attempt_at, created_at, updated_at)
+        SELECT gen_random_uuid(), d.id, 'wake_device', greatest(at_now, d.online), at_now, at_now
+          FROM unnest(m_device, m_add_entries, m_open, m_online) AS d(id, entries, open, online)
+         WHERE d.entries > 0 AND NOT d.open
+         ORDER BY d.id
+        ON CONFLICT (aggregate_ref, task_type) WHERE state <> 'dead_letter' DO UPDATE
+           SET state = 'pending', generation = x.generation + 1, attempts = 0, pushes_accepted = 0, reason = NULL,
+               next_attempt_at = excluded.next_attempt_at, updated_at = excluded.updated_at
+         WHERE x.state = 'completed';
+        GET DIAGNOSTICS opened = ROW_COUNT;
+    END IF;
+END
+$$;
+
+-- The one transaction of ACK (seed 000, 3.3), for many devices at once. Each envelope is released exactly once: by the
+-- statement that finds it not yet acked. Unknown, foreign, expired and repeated ids change nothing and fail nothing.
+CREATE FUNCTION ack_batch_v1(
+    o_device uuid[],                 -- distinct devices, sorted: the lock order
+    i_device uuid[], i_mid uuid[],   -- what each of them has
+    OUT released bigint
+)
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
+AS $$
+DECLARE
+    at_now timestamptz;
+BEGIN
+    PERFORM FROM unnest(o_device) WITH ORDINALITY AS d(id, n) JOIN mailbox_owners o ON o.device_id = d.id
+      ORDER BY d.n FOR NO KEY UPDATE OF o;
+    at_now := date_trunc('milliseconds', mailboxd_now());
+    WITH acked AS (
+        UPDATE envelopes e SET acked_at = at_now
+          FROM unnest(i_device, i_mid) AS i(device, mid)
+         WHERE e.recipient_device_id = i.device AND e.message_id = i.mid AND e.acked_at IS NULL
+        RETURNING e.recipient_device_id, e.position, e.kind, e.envelope_size
+    ), counted AS (
+        SELECT a.recipient_device_id AS id, count(*) FILTER (WHERE a.kind = 0) AS entries,
+               coalesce(sum(a.envelope_size), 0)::bigint AS bytes, count(*) FILTER (WHERE a.kind = 1) AS echoes
+          FROM acked a GROUP BY a.recipient_device_id
+    ), owners AS (
+        UPDATE mailbox_owners o
+           SET released_entries = o.released_entries + c.entries, released_bytes = o.released_bytes + c.bytes,
+               released_echoes = o.released_echoes + c.echoes, contact_at = at_now
+          FROM counted c WHERE o.device_id = c.id
+    ), batch AS (
+        INSERT INTO ack_batches (acked_at, device_ids, positions)
+        SELECT at_now, array_agg(a.recipient_device_id), array_agg(a.position) FROM acked a HAVING count(*) > 0
+    )
+    SELECT count(*) INTO released FROM acked;
+END
+$$;
+
+-- migrate: rollback
+DROP FUNCTION ack_batch_v1, submit_batch_v1, release_one_expired_v1, release_expired_v1;
