@@ -1,0 +1,1 @@
+"""All state: the only room that speaks SQL and Redis, and never frames."""
