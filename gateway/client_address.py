@@ -1,0 +1,54 @@
+"""Who is calling, behind proxies that the operator listed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+
+def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """The listed networks or single addresses; ValueError names the first that is neither."""
+    return tuple(ip_network(text.strip(), strict=False) for text in texts)
+
+
+def _parse(text: str) -> Address | None:
+    text = text.strip()
+    if text.startswith("["):  # an IPv6 address with a port
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:  # an IPv4 address with a port
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
+
+
+def client_address(peer: str, forwarded_for: Sequence[str], trusted: Sequence[Network]) -> str:
+    """The address that limits and audits go by: the nearest hop that is no trusted proxy.
+
+    `forwarded_for` holds the request's X-Forwarded-For headers in order. It is read from its right end, and only as far
+    as the hop before is trusted, so what a client writes into it itself never counts. An IPv6 client is its /64,
+    since one host has all of that.
+    """
+    address = _parse(peer)
+    if address is None:
+        return peer  # a Unix socket or something else without an address: one bucket
+    hops = [hop for header in forwarded_for for hop in header.split(",")] if trusted else []
+    while hops and any(address in network for network in trusted if network.version == address.version):
+        hop = _parse(hops.pop())
+        if hop is None:
+            break
+        address = hop
+    if isinstance(address, IPv6Address) and not address.is_loopback:
+        return f"{ip_network((int(address) >> 64 << 64, 64)).network_address}/64"
+    return str(address)
+
+
+def is_loopback(address: str) -> bool:
+    """True for what `client_address` gives for this very machine."""
+    parsed = _parse(address)
+    return parsed is not None and parsed.is_loopback
