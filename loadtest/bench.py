@@ -1,0 +1,61 @@
+"""`python -m loadtest bench`: run scenarios against a fresh server, or one given by URL, and say what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import Any, Final
+
+from loadtest import machine
+from loadtest.run import Planned, Run, Settings, merged
+from loadtest.scenarios.cycle import cycle, cycle_echo, light_2, light_10
+from loadtest.server import Server, fresh_server
+
+SCENARIOS: Final = {
+    planned.name: planned
+    for planned in (
+        Planned("cycle", cycle),
+        Planned("cycle-echo", cycle_echo),
+        Planned("light-2", light_2),
+        Planned("light-10", light_10),
+        Planned("two-gateways", cycle, gateways=2),
+    )
+}
+
+
+async def bench(names: Sequence[str], settings: Settings, url: str | None = None) -> dict[str, Any]:
+    """Run the scenarios in the order given, one fresh server for neighbours that need the same; `ok` if all are."""
+    planned = [SCENARIOS[name] for name in names]
+    report: dict[str, Any] = {"machine": machine.machine(), "versions": machine.packages(), "settings": {}}
+    results: list[dict[str, Any]] = []
+    for gateways, group in groupby(planned, key=lambda one: one.gateways):
+        async with _server(url, gateways) as server:
+            await _describe(report, server, settings)
+            run = Run(server, settings)
+            for one in group:
+                result = merged({"name": one.name}, await one.scenario(run))
+                results.append(result)
+                if not result["ok"]:
+                    run.forget_accounts()
+    return merged({"ok": all(result["ok"] for result in results)}, report, {"scenarios": results})
+
+
+@asynccontextmanager
+async def _server(url: str | None, gateways: int) -> AsyncIterator[Server]:
+    if url is not None:
+        yield Server(urls=(url,))
+    else:
+        async with fresh_server(gateways=gateways) as server:
+            yield server
+
+
+async def _describe(report: dict[str, Any], server: Server, settings: Settings) -> None:
+    report["settings"] = {
+        "seconds": settings.seconds,
+        "warmup_s": settings.warmup_s,
+        "policy": dict(server.policy),
+        "postgres": {},
+    }
+    if server.postgres_dsn is not None:
+        report["versions"]["postgres"], report["settings"]["postgres"] = await machine.postgres(server.postgres_dsn)

@@ -1,0 +1,45 @@
+"""Latencies of millions of messages in a fixed 8 MB: counts per 20 microseconds."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+_STEP_S: Final = 20e-6
+_STEPS: Final = 1_000_000  # up to 20 s; later ones count there, and `max` tells
+
+
+class Latencies:
+    """Add seconds, read milliseconds."""
+
+    def __init__(self) -> None:
+        self._counts = array("L", bytes(array("L").itemsize * (_STEPS + 1)))
+        self._per_second = 1 / _STEP_S
+        self.count = 0
+        self.max_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        step = int(seconds * self._per_second)
+        self._counts[min(step, _STEPS)] += 1
+        self.count += 1
+        if seconds > self.max_s:
+            self.max_s = seconds
+
+    def percentile_ms(self, share: float) -> float | None:
+        """The latency that `share` of all stayed at or below, at most 0.02 ms too high; None without any."""
+        if not self.count:
+            return None
+        left = share * self.count
+        for step, count in enumerate(self._counts):
+            left -= count
+            if count and left <= 1e-9:
+                return round(min((step + 1) * _STEP_S, self.max_s) * 1_000, 2)
+        return round(self.max_s * 1_000, 2)
+
+    def summary(self) -> dict[str, float | None]:
+        """`{p50, p99, max}` in milliseconds."""
+        return {
+            "p50": self.percentile_ms(0.50),
+            "p99": self.percentile_ms(0.99),
+            "max": round(self.max_s * 1_000, 2) if self.count else None,
+        }

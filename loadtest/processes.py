@@ -1,0 +1,103 @@
+"""CPU time and memory of the server's processes, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_PROC: Final = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one role (a process with all its descendants) has used so far."""
+
+    cpu_seconds: float
+    resident_bytes: int  # proportional: memory shared between processes of the role counts once
+
+
+def tree(root: int) -> list[int]:
+    """The process and its living descendants; empty when it is gone."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal():
+            stat = _stat(int(entry.name))
+            if stat is not None:
+                children.setdefault(int(stat[1]), []).append(int(entry.name))
+    found, waiting = [], [root] if _stat(root) is not None else []
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting.extend(children.get(pid, ()))
+    return found
+
+
+def usage(pids: Iterable[int]) -> Usage:
+    """Used by these processes, and by their children that have ended and were waited for."""
+    cpu_seconds, resident = 0.0, 0
+    for pid in pids:
+        stat = _stat(pid)
+        if stat is not None:
+            cpu_seconds += sum(int(field) for field in stat[11:15]) / _TICKS_PER_SECOND
+            resident += _resident_bytes(pid)
+    return Usage(cpu_seconds, resident)
+
+
+class Meter:
+    """Measures roles between two moments. A role is one or more root processes with their descendants."""
+
+    def __init__(self, roles: Mapping[str, Iterable[int]]) -> None:
+        self._roles = {role: tuple(pids) for role, pids in roles.items()}
+        self._before: dict[str, float] = {}
+        self._started = 0.0
+
+    def start(self) -> None:
+        self._before = {role: self._now(role).cpu_seconds for role in self._roles}
+        self._started = time.perf_counter()
+
+    def stop(self, messages: int) -> dict[str, dict[str, float | int]]:
+        """Per role: cores used, CPU seconds per 1,000 messages, resident bytes now."""
+        seconds = time.perf_counter() - self._started
+        report: dict[str, dict[str, float | int]] = {}
+        for role in self._roles:
+            now = self._now(role)
+            used = now.cpu_seconds - self._before[role]
+            report[role] = {
+                "cores": round(used / seconds, 3),
+                "cpu_s_per_1000": round(used / messages * 1_000, 4) if messages else 0.0,
+                "resident_bytes": now.resident_bytes,
+            }
+        return report
+
+    def resident_bytes(self, role: str) -> int:
+        return self._now(role).resident_bytes
+
+    def _now(self, role: str) -> Usage:
+        return usage({pid for root in self._roles[role] for pid in tree(root)})
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from `state` on: [0] state, [1] ppid, [11..14] utime stime cutime cstime."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        for line in (_PROC / str(pid) / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # another user's process: take the resident set, shared pages counted in full
+    try:
+        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

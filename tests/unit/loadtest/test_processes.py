@@ -1,0 +1,51 @@
+"""What a process tree uses is read from /proc, descendants included."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from loadtest.processes import Meter, tree, usage
+
+BURN = "import subprocess, sys, time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\n"
+WAIT = "print('ready', flush=True); sys.stdin.read()"
+
+
+def test_a_tree_holds_the_process_and_its_living_descendants() -> None:
+    child_code = f"import sys; {WAIT}"
+    parent_code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child_code!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", parent_code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        found = tree(parent.pid)
+        assert found[0] == parent.pid
+        assert len(found) == 2
+        assert usage(found).resident_bytes > usage([parent.pid]).resident_bytes > 1_000_000
+    finally:
+        parent.communicate(timeout=10)
+    assert tree(parent.pid) == []
+
+
+def test_cpu_of_children_that_have_ended_is_counted() -> None:
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}]); {WAIT}"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert usage(tree(parent.pid)).cpu_seconds >= 0.28
+    finally:
+        parent.communicate(timeout=10)
+
+
+def test_a_meter_tells_cores_and_cpu_per_thousand_messages() -> None:
+    meter = Meter({"load_generator": (os.getpid(),)})
+    meter.start()
+    end = os.times().user + 0.2
+    while os.times().user < end:
+        pass
+    report = meter.stop(messages=1_000)["load_generator"]
+    assert report["cpu_s_per_1000"] >= 0.18
+    assert 0 < report["cores"] <= 1.5
+    assert report["resident_bytes"] > 1_000_000
