@@ -1,1 +1,1 @@
-"""All state: the only room that speaks SQL and Redis, and never frames."""
+"""All durable state. Alone speaks SQL and Redis; knows no frame type numbers, sockets or doors."""

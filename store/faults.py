@@ -1,0 +1,62 @@
+"""What a database error means for the caller: the pure table behind every `except` around the driver.
+
+No driver exception leaves `store`. SQLSTATE classes as DESIGN, "Group commit", rules them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import asyncpg
+
+from protocol.errors import ErrorCode, MailboxError, Outcome
+
+_RETRY_AFTER_MS = 1_000
+
+
+class Fault(Enum):
+    """How a failed call is answered."""
+
+    UNREACHED = auto()  # never reached the database: nothing was written
+    REFUSED = auto()  # the database refused and rolled back: nothing was written
+    UNKNOWN = auto()  # the answer was lost: the write may be there
+    AGAIN = auto()  # serialization, deadlock, a plan made stale by a migration: nothing was written, repeat at once
+    LOCKED = auto()  # lock_timeout: nothing was written, somebody holds a row
+    DATA = auto()  # one of the values broke the call: nothing was written, find the culprit
+
+
+def classify(error: BaseException) -> Fault:
+    """The fault that an exception of asyncpg or of the socket stands for."""
+    if isinstance(error, asyncpg.InvalidCachedStatementError | asyncpg.OutdatedSchemaCacheError):
+        return Fault.AGAIN
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate is not None:
+        return _of_sqlstate(error.sqlstate)
+    return Fault.UNKNOWN
+
+
+def _of_sqlstate(state: str) -> Fault:
+    if state == "55P03":
+        return Fault.LOCKED
+    if state[:2] == "40":
+        # 40003: the server itself does not know whether the statement took effect.
+        return Fault.UNKNOWN if state == "40003" else Fault.AGAIN
+    if state[:2] in ("22", "23", "P0"):
+        return Fault.DATA
+    if state[:2] in ("08", "57"):
+        return Fault.UNKNOWN  # 57P01 may come while the commit waits for a standby
+    return Fault.REFUSED  # 25006 read-only, 53 out of resources, and whatever else was answered with an ERROR
+
+
+def breaks_connection(error: BaseException) -> bool:
+    """True when the connection must not be used again: lost, shutting down, or on a server that is read-only."""
+    if isinstance(error, asyncpg.PostgresError) and error.sqlstate is not None:
+        return error.sqlstate == "25006" or error.sqlstate[:2] in ("08", "57")
+    return True
+
+
+def to_mailbox_error(fault: Fault) -> MailboxError:
+    """The answer to the peer."""
+    if fault is Fault.DATA:
+        return MailboxError(ErrorCode.INTERNAL, outcome=Outcome.NOT_COMMITTED)
+    outcome = Outcome.UNKNOWN if fault is Fault.UNKNOWN else Outcome.NOT_COMMITTED
+    return MailboxError(ErrorCode.UNAVAILABLE, retry_after_ms=_RETRY_AFTER_MS, outcome=outcome)
