@@ -60,8 +60,9 @@ Told: TypeAlias = Sequence[tuple[Waiting[Item, Result], Result | MailboxError]]
 class Coalescer(Generic[Item, Result]):
     """Joins concurrent calls into one flush at a time.
 
-    `flush` gets the batch and returns a result for each item, except those that it keeps (after `hold` of their key) for
-    `finish_later`. It must not raise for expected faults; what it does raise is logged, and its items answer INTERNAL.
+    `flush` gets the batch and returns a result for each item, but for those that it keeps: it holds their key and hands
+    their results to `finish_later`. It must not raise for expected faults; what it does raise is logged, and its items
+    answer INTERNAL.
     """
 
     def __init__(
