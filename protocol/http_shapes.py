@@ -1,7 +1,7 @@
 """The requests of the HTTP door as values (WIRE, "HTTP"). Pure: parsed body or query in, NamedTuple out.
 
-Everything here raises MailboxError BAD_REQUEST, with the field's name, and nothing else. Rules that need state or policy
-are not here.
+Everything here raises MailboxError BAD_REQUEST, with the field's name, and nothing else. Rules that need state or
+policy are not here.
 """
 
 from __future__ import annotations

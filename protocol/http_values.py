@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests and answers: one set of maps, written as JSON (bytes as base64url text) or MessagePack (`bin`).
+"""Bodies of HTTP requests and answers: one set of maps, as JSON (bytes in base64url) or MessagePack (`bin`).
 
 Whatever is wrong with a request is BAD_REQUEST, and the message names the field and what it should be, never its value.
 """
@@ -85,7 +85,7 @@ _ABSENT: Final = object()
 
 
 class Fields:
-    """The fields of one map, each read once with its kind and bounds. Unknown ones are ignored; null never stands for absence."""
+    """The fields of one map, read with kind and bounds. Unknown ones are ignored; null never stands for absence."""
 
     __slots__ = ("_format", "_map", "_prefix")
 
