@@ -55,14 +55,28 @@ class ChallengeStore:
         """The same as a statement of its own."""
         await self.consume(self._postgres, challenge, device, purpose)
 
-    async def device_key(self, device: DeviceId, connection: Any | None = None) -> DeviceKey | None:
-        """The key and standing of a device, None when there is no such device."""
-        row = await (connection or self._postgres).fetchrow(_SQL["find_device_key"], device)
-        if row is None:
-            return None
-        return DeviceKey(
-            row["identity_id"], row["device_public_key"], row["status"] == "active", row["identity_status"] == "active"
-        )
+
+async def device_key(executor: Any, device: DeviceId) -> DeviceKey | None:
+    """The key and standing of a device, None when there is no such device."""
+    row = await executor.fetchrow(_SQL["find_device_key"], device)
+    if row is None:
+        return None
+    return DeviceKey(
+        row["identity_id"], row["device_public_key"], row["status"] == "active", row["identity_status"] == "active"
+    )
+
+
+async def require_active(executor: Any, device: DeviceId) -> DeviceKey:
+    """The device, when it may act now; else MailboxError DEVICE_REVOKED, or FORBIDDEN for a disabled identity.
+
+    Asked anew for every request, never cached: a revocation ends the device's tokens at once.
+    """
+    found = await device_key(executor, device)
+    if found is None or not found.active:
+        raise MailboxError(ErrorCode.DEVICE_REVOKED, outcome=Outcome.NOT_COMMITTED)
+    if not found.identity_active:
+        raise MailboxError(ErrorCode.FORBIDDEN, outcome=Outcome.NOT_COMMITTED)
+    return found
 
 
 def _hash(challenge: bytes) -> bytes:

@@ -14,7 +14,7 @@ from protocol.errors import ErrorCode, MailboxError, Outcome
 from protocol.ids import ID_BYTES, ZERO_ID, DeviceId, IdentityId, InstanceId
 from protocol.signed_messages import device_add_message, device_proof_message, device_revoke_message, register_message
 from store.audit import AuditOutcome, AuditStore, AuditType
-from store.auth import ChallengeStore, DeviceKey
+from store.auth import ChallengeStore, DeviceKey, device_key
 from store.idempotency import KeyedRequest, Operation, RequestRecords
 from store.invites import invite_hash
 from store.policy_rules import Policy
@@ -230,7 +230,7 @@ class IdentityStore:
     async def revoke_by_operator(self, target: DeviceId, *, request_id: str) -> bool:
         """Revoke without the owner. True when the device was active; NOT_FOUND when there is no such device."""
         async with self._postgres.transaction() as connection:
-            device = await self._challenges.device_key(target, connection)
+            device = await device_key(connection, target)
             if device is None:
                 raise _refusal(ErrorCode.NOT_FOUND)
             devices = await self._lock_devices(connection, device.identity_id)
@@ -251,7 +251,7 @@ class IdentityStore:
         return answer
 
     async def _acting_device(self, connection: Any, device: DeviceId) -> DeviceKey:
-        acting = await self._challenges.device_key(device, connection)
+        acting = await device_key(connection, device)
         if acting is None:
             raise _refusal(ErrorCode.UNAUTHENTICATED)
         return acting
