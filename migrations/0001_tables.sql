@@ -126,7 +126,8 @@ CREATE TABLE mailbox_owners (
     takeovers            integer NOT NULL DEFAULT 0,
     takeovers_since      timestamptz,
     online_until         timestamptz,
-    contact_at           timestamptz
+    contact_at           timestamptz,
+    pushed_at            timestamptz      -- a wake push began and the device has not been in contact since
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05);
 
 -- 001, 2.4. position stands for the seed's (accepted_at, envelope_pk); kind 0 is a message, 1 an echo.
@@ -205,7 +206,8 @@ CREATE TABLE outbox_events (
     state            text NOT NULL DEFAULT 'pending'
                      CHECK (state IN ('pending', 'published', 'completed', 'retry_wait', 'dead_letter')),
     generation       bigint NOT NULL DEFAULT 1,
-    attempts         integer NOT NULL DEFAULT 0,
+    attempts         integer NOT NULL DEFAULT 0,   -- begun in a row and not brought to an end
+    troubles         integer NOT NULL DEFAULT 0,   -- of the provider, in a row: the wait grows, no attempt is used up
     pushes_accepted  integer NOT NULL DEFAULT 0,   -- since the last contact; 12 without one end the intent
     push_began_at    timestamptz,                  -- the newest push that a provider took
     push_position    bigint,                       -- wake_position when that push began
