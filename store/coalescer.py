@@ -15,7 +15,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import structlog
 
 from protocol.errors import ErrorCode, MailboxError, Outcome
-from store.postgres import overloaded
+from store.faults import overloaded, unknown_outcome
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -182,26 +182,35 @@ class Coalescer(Generic[Item, Result]):
 
     async def _run(self) -> None:
         told: Told[Item, Result] = ()
-        while True:
-            batch = self._take()
-            if not batch:
-                self._tell(told)
-                told = ()
-                if self._turn:
-                    continue  # a caller queued something more
-                if self._idle is not None and not self._waiting and not self._idle.done():
-                    self._idle.set_result(None)
-                self._wakeup = asyncio.get_running_loop().create_future()
-                await self._wakeup
-                continue
-            self._in_flight = len(batch)
-            flight = asyncio.ensure_future(self._flushed(batch))
-            if told:
-                # The database works on this batch while the callers of the last one are told.
-                await asyncio.sleep(0)
-                self._tell(told)
-            told = await flight
-            self._in_flight = 0
+        batch: Sequence[Waiting[Item, Result]] = ()
+        try:
+            while True:
+                batch = self._take()
+                if not batch:
+                    ready, told = told, ()
+                    self._tell(ready)
+                    if not self._turn:  # else a caller queued something more
+                        await self._something_to_take()
+                    continue
+                self._in_flight = len(batch)
+                flight = asyncio.ensure_future(self._flushed(batch))
+                if told:
+                    # The database works on this batch while the callers of the last one are told.
+                    await asyncio.sleep(0)
+                    ready, told = told, ()
+                    self._tell(ready)
+                told = await flight
+                self._in_flight, batch = 0, ()
+        except asyncio.CancelledError:
+            self._tell(told)
+            self._tell([(waiting, unknown_outcome()) for waiting in batch])
+            raise
+
+    async def _something_to_take(self) -> None:
+        if self._idle is not None and not self._waiting and not self._idle.done():
+            self._idle.set_result(None)
+        self._wakeup = asyncio.get_running_loop().create_future()
+        await self._wakeup
 
     async def _flushed(self, batch: Sequence[Waiting[Item, Result]]) -> Told[Item, Result]:
         try:

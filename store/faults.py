@@ -60,3 +60,13 @@ def to_mailbox_error(fault: Fault) -> MailboxError:
         return MailboxError(ErrorCode.INTERNAL, outcome=Outcome.NOT_COMMITTED)
     outcome = Outcome.UNKNOWN if fault is Fault.UNKNOWN else Outcome.NOT_COMMITTED
     return MailboxError(ErrorCode.UNAVAILABLE, retry_after_ms=_RETRY_AFTER_MS, outcome=outcome)
+
+
+def overloaded() -> MailboxError:
+    """The answer of every full queue: nothing was written, come back soon."""
+    return to_mailbox_error(Fault.UNREACHED)
+
+
+def unknown_outcome() -> MailboxError:
+    """Nobody waited for the database's answer: the write may be there, a repeat with the same key tells."""
+    return to_mailbox_error(Fault.UNKNOWN)

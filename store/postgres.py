@@ -16,7 +16,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from blake3 import blake3
 
-from protocol.errors import ErrorCode, MailboxError, Outcome
+from protocol.errors import ErrorCode, MailboxError
 from store.faults import Fault, breaks_connection, classify, to_mailbox_error
 from store.sql_files import load_sql
 
@@ -267,8 +267,3 @@ class LaneFault(Exception):
 
     def error(self) -> MailboxError:
         return to_mailbox_error(self.fault)
-
-
-def overloaded() -> MailboxError:
-    """The answer of every full queue: nothing was written, come back soon."""
-    return MailboxError(ErrorCode.UNAVAILABLE, retry_after_ms=1_000, outcome=Outcome.NOT_COMMITTED)

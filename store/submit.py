@@ -13,13 +13,13 @@ from typing import Final, Protocol
 
 import structlog
 
-from protocol.errors import ErrorCode, MailboxError, Outcome
+from protocol.errors import MailboxError
 from protocol.fingerprint import InstanceSecret
 from runtime import faultpoints
 from store.coalescer import ITEM_AGE_MAX_S, Coalescer, Told, Waiting
-from store.faults import Fault
+from store.faults import Fault, overloaded, unknown_outcome
 from store.policy_rules import Policy
-from store.postgres import Lane, LaneFault, Postgres, overloaded
+from store.postgres import Lane, LaneFault, Postgres
 from store.records import SubmitRequest, Submitted
 from store.sql_files import load_sql
 from store.submit_columns import answers_of, columns_of, keys_of
@@ -203,13 +203,13 @@ class SubmitStore:
         try:
             told += await self._run(self._waiting_lane, batch, wait=True)
         except asyncio.CancelledError:
-            self._settle([(item, _unknown()) for item in (*batch, *self._deferred, *self._stuck)])
+            self._settle([(item, unknown_outcome()) for item in (*batch, *self._deferred, *self._stuck)])
             self._deferred.clear()
             self._stuck.clear()
             raise
         except Exception:
             log.exception("a deferred batch failed", items=len(batch))
-            told += [(item, _unknown()) for item in batch]
+            told += [(item, unknown_outcome()) for item in batch]
         self._settle(told)
 
     def _take_waiting(self, queue: deque[Item]) -> tuple[list[Item], list[tuple[Item, Submitted | MailboxError]]]:
@@ -242,7 +242,3 @@ class SubmitStore:
             if not self._deferred_of[item.key]:
                 del self._deferred_of[item.key]
                 self._coalescer.release(item.key)
-
-
-def _unknown() -> MailboxError:
-    return MailboxError(ErrorCode.UNAVAILABLE, retry_after_ms=1_000, outcome=Outcome.UNKNOWN)
