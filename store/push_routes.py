@@ -74,6 +74,8 @@ class PushRouteStore:
         return state
 
     async def _write(self, connection: Any, device: DeviceId, address: PushAddress) -> PushRouteState:
+        # Before the route (lock order): a worker that judges "no route" completes the intent under this lock.
+        await connection.execute(_SQL["lock_mailbox"], device)
         row = await connection.fetchrow(_SQL["lock_route"], device)
         if row is not None and self._stands(device, row, address):
             return _state(row)
@@ -87,7 +89,7 @@ class PushRouteStore:
             sealed.sealed,
             sealed.key_id,
         )
-        await connection.execute(_SQL["make_intent_due"], device)
+        await connection.execute(_SQL["announce_route"], device)
         return _state(row)
 
     async def state(self, device: DeviceId) -> PushRouteState | None:

@@ -22,11 +22,13 @@ ON CONFLICT (device_id) DO UPDATE
        version = r.version + 1, gone_told_at = NULL, created_at = excluded.created_at, updated_at = excluded.updated_at
 RETURNING wake_route_id, provider, status, mailboxd_ms(created_at) AS created_ms;
 
--- name: make_intent_due
--- Mail that waits for a wake should not wait for the old route's pause as well. $1 device_id
-UPDATE outbox_events SET next_attempt_at = mailboxd_now()
- WHERE aggregate_ref = $1 AND task_type = 'wake_device' AND state IN ('pending', 'retry_wait')
-   AND next_attempt_at > mailboxd_now();
+-- name: lock_mailbox
+-- $1 device_id
+SELECT FROM mailboxes WHERE device_id = $1 FOR NO KEY UPDATE;
+
+-- name: announce_route
+-- What waits is announced over the new route now; what the old one was told counts no more. $1 device_id
+SELECT wake_route_changed_v1($1);
 
 -- name: delete_route
 -- $1 device_id
