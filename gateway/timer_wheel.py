@@ -12,7 +12,7 @@ Member = TypeVar("Member")
 
 
 class TimerWheel(Generic[Member]):
-    """Members by the second in which they want to be looked at. A member that has gone is dropped when its turn comes."""
+    """Members by the second in which they want to be looked at. A member that has gone drops out at its turn."""
 
     def __init__(self, now_s: float) -> None:
         self._next = int(now_s)

@@ -1,0 +1,108 @@
+"""Connections to Redis or Valkey: bounded in time, never cancelled in the middle of a command.
+
+A cancelled command leaves its reply in the socket for the next one who uses it. So whoever must not wait runs the
+command to its end with `whole`; the socket timeout bounds it. Nothing that matters lives here: Redis may be emptied at
+any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import ConstantBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S: Final = 2.0
+SOCKET_TIMEOUT_S: Final = 10.0  # above every BLOCK that is asked for (2 s)
+CONNECTIONS_MAX: Final = 64
+
+# What a command may raise when Redis is away or unwell.
+REDIS_TROUBLE: Final = (RedisError, OSError, TimeoutError)
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "protocol": 2,
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "socket_keepalive": True,
+}
+
+
+def connect(url: str) -> Redis:
+    """A client with a bounded pool; it connects at the first command. Replies are bytes.
+
+    `redis://`, `rediss://`, `unix://`; `redis+cluster://host:port,host:port`;
+    `redis+sentinel://[user:password@]host:port,host:port/SERVICE[/DATABASE]` (ADR 0042). ValueError for another form.
+    """
+    scheme, _, rest = url.partition("://")
+    base, _, kind = scheme.partition("+")
+    if kind == "cluster":
+        # Commands here name their keys with one hash tag, so a cluster client stands in for a plain one.
+        return RedisCluster.from_url(f"{base}://{_first_host(rest)}", **_OPTIONS)  # type: ignore[return-value]
+    # One repeat at once: a pooled connection may have died since its last use.
+    retry = Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,))
+    if kind == "sentinel":
+        return _sentinel(base, url, retry)
+    return Redis.from_url(url, max_connections=CONNECTIONS_MAX, retry=retry, **_OPTIONS)
+
+
+def _first_host(rest: str) -> str:
+    """Of `user:password@a:1,b:2/…` with the first host only: the client finds the others by itself."""
+    login, at, places = rest.rpartition("@")
+    hosts, slash, path = places.partition("/")
+    return f"{login}{at}{hosts.partition(',')[0]}{slash}{path}"
+
+
+def _sentinel(base: str, url: str, retry: Retry) -> Redis:
+    parts = urlsplit(url)
+    login, _, places = parts.netloc.rpartition("@")
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service or not places:
+        raise ValueError("a sentinel URL is redis+sentinel://HOST:PORT,HOST:PORT/SERVICE")
+    hosts = []
+    for place in places.split(","):
+        host, _, port = place.rpartition(":")
+        hosts.append((host.strip("[]"), int(port)))
+    user, _, password = login.partition(":")
+    options = _OPTIONS | {"ssl": base == "rediss"}
+    if login:
+        options |= {"username": unquote(user) or None, "password": unquote(password) or None}
+    sentinel: Any = Sentinel(hosts, **_OPTIONS)  # type: ignore[no-untyped-call]
+    master: Redis = sentinel.master_for(
+        service, db=int(database or 0), max_connections=CONNECTIONS_MAX, retry=retry, **options
+    )
+    return master
+
+
+async def subscriber_connection(redis: Redis) -> AbstractConnection:
+    """A connected socket of its own for subscriptions, outside of the pool. The caller ends it with `disconnect`.
+
+    Raises one of REDIS_TROUBLE. On a cluster any node will do: it passes PUBLISH on to all of them.
+    """
+    client: Any = redis
+    if isinstance(client, RedisCluster):
+        await client.initialize()
+        connection: AbstractConnection = client.get_random_node().acquire_connection()
+    else:
+        connection = client.connection_pool.make_connection()
+    await connection.connect()  # type: ignore[no-untyped-call]
+    return connection
+
+
+async def whole(command: Awaitable[T]) -> T:
+    """Run a command to its end: a cancelled caller leaves at once, the command does not."""
+    task = asyncio.ensure_future(command)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise

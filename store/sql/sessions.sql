@@ -1,0 +1,14 @@
+-- name: open_sessions_v1
+SELECT * FROM open_sessions_v1($1, $2, $3, $4, $5, $6, $7, $8, $9)
+
+-- name: close_sessions_v1
+SELECT due FROM close_sessions_v1($1, $2, $3)
+
+-- name: sweep_sessions_v1
+SELECT * FROM sweep_sessions_v1($1, $2, $3, $4, $5)
+
+-- name: still_pending_v1
+SELECT p_pending FROM still_pending_v1($1, $2)
+
+-- name: touch_contacts_v1
+SELECT touched FROM touch_contacts_v1($1)
