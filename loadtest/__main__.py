@@ -13,6 +13,8 @@ from loadtest.accounts import RegistrationFailed
 from loadtest.bench import SCENARIOS, bench
 from loadtest.report import show
 from loadtest.run import Settings
+from loadtest.scenarios.http_only import HttpFailed
+from loadtest.scenarios.pgbench import PgbenchFailed
 from loadtest.server import ServerFailed
 from loadtest.swarm import SwarmFailed
 
@@ -42,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         report = uvloop.run(bench(options.scenario or ["cycle"], settings, options.url))
-    except (ServerFailed, SwarmFailed, RegistrationFailed) as error:
+    except (ServerFailed, SwarmFailed, RegistrationFailed, HttpFailed, PgbenchFailed) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
     if options.json:

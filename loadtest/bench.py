@@ -8,8 +8,15 @@ from itertools import groupby
 from typing import Any, Final
 
 from loadtest import machine
+from loadtest.db_ceiling import db_ceiling
 from loadtest.run import Planned, Run, Settings, merged
+from loadtest.scenarios.backlog import backlog_many, backlog_one
 from loadtest.scenarios.cycle import cycle, cycle_echo, light_2, light_10
+from loadtest.scenarios.fan_out import fan_out_32_64k, fan_out_64, fan_out_64_16k
+from loadtest.scenarios.http_only import http_only
+from loadtest.scenarios.idle import idle
+from loadtest.scenarios.paced import paced
+from loadtest.scenarios.pgbench import pgbench_single
 from loadtest.server import Server, fresh_server
 
 SCENARIOS: Final = {
@@ -19,6 +26,16 @@ SCENARIOS: Final = {
         Planned("cycle-echo", cycle_echo),
         Planned("light-2", light_2),
         Planned("light-10", light_10),
+        Planned("paced", paced),
+        Planned("fan-out-64", fan_out_64),
+        Planned("fan-out-64-16k", fan_out_64_16k),
+        Planned("fan-out-32-64k", fan_out_32_64k),
+        Planned("backlog-one", backlog_one),
+        Planned("backlog-many", backlog_many),
+        Planned("idle", idle),
+        Planned("http-only", http_only),
+        Planned("db-ceiling", db_ceiling),
+        Planned("pgbench-single", pgbench_single),
         Planned("two-gateways", cycle, gateways=2),
     )
 }
@@ -38,7 +55,21 @@ async def bench(names: Sequence[str], settings: Settings, url: str | None = None
                 results.append(result)
                 if not result["ok"]:
                     run.forget_accounts()
-    return merged({"ok": all(result["ok"] for result in results)}, report, {"scenarios": results})
+    return merged(
+        {"ok": all(result["ok"] for result in results)}, report, {"scenarios": results, "ratios": ratios(results)}
+    )
+
+
+def ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Rates of one run as ratios, each over pgbench's single-transaction submits and over the store alone."""
+    rates = {result["name"]: result["confirmed_per_s"] for result in results if result.get("confirmed_per_s")}
+    return {
+        f"{name} / {base}": round(rate / rates[base], 3)
+        for base in ("pgbench-single", "db-ceiling")
+        if base in rates
+        for name, rate in rates.items()
+        if name != base and name.startswith(("cycle", "db-ceiling", "two-gateways"))
+    }
 
 
 @asynccontextmanager

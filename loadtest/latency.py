@@ -25,6 +25,14 @@ class Latencies:
         if seconds > self.max_s:
             self.max_s = seconds
 
+    def merge(self, other: Latencies) -> None:
+        """Take in what `other` counted."""
+        for step, count in enumerate(other._counts):
+            if count:
+                self._counts[step] += count
+        self.count += other.count
+        self.max_s = max(self.max_s, other.max_s)
+
     def percentile_ms(self, share: float) -> float | None:
         """The latency that `share` of all stayed at or below, at most 0.02 ms too high; None without any."""
         if not self.count:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import asyncpg  # type: ignore[import-untyped]
+import asyncpg
 
 _PACKAGES: Final = ("uvloop", "websockets", "aiohttp", "asyncpg", "redis", "msgpack", "blake3")
 _POSTGRES_SETTINGS: Final = (

@@ -39,6 +39,8 @@ def show(report: dict[str, Any], console: Console) -> None:
             _verdict(scenario),
         )
     console.print(table)
+    for pair, ratio in report["ratios"].items():
+        console.print(f"{pair}: {ratio:.2f}")
     for scenario in report["scenarios"]:
         if scenario.get("cpu"):
             console.print(f"{scenario['name']}: {_usage(scenario['cpu'])}")
@@ -57,7 +59,7 @@ def _usage(cpu: dict[str, dict[str, float]]) -> str:
 def _verdict(scenario: dict[str, Any]) -> str:
     if scenario["ok"]:
         return "ok"
-    bad = {key: value for key, value in scenario["verdict"].items() if value and key in _FAULTS}
+    bad = {key: value for key, value in scenario.get("verdict", {}).items() if value and key in _FAULTS}
     others = {key: scenario[key] for key in ("disconnects", "problems") if scenario.get(key)}
     return f"FAILED {_pairs({**bad, **others}) or 'not drained'}"
 

@@ -75,16 +75,23 @@ def figures(window: Window, seconds: float) -> dict[str, Any]:
 
 
 def judged(swarm: Swarm, recorder: Recorder, *, drained: bool) -> dict[str, Any]:
+    """The verdict on a swarm's run."""
+    return told(recorder, drained=drained, refusals=swarm.refusals, disconnects=swarm.disconnects)
+
+
+def told(
+    recorder: Recorder, *, drained: bool, refusals: Mapping[str, int], disconnects: Mapping[str, int]
+) -> dict[str, Any]:
     """The history's verdict and everything else that makes a run bad; `ok` only if there is nothing."""
     verdict = recorder.verdict()
     return {
-        "ok": bool(verdict["ok"] and drained and not swarm.disconnects),
+        "ok": bool(verdict["ok"] and drained and not disconnects),
         "drained": drained,
         "lost": verdict["lost"],
         "duplicated": verdict["duplicated"],
         "out_of_order": verdict["out_of_order"],
-        "refusals": dict(swarm.refusals),
-        "disconnects": dict(swarm.disconnects),
+        "refusals": dict(refusals),
+        "disconnects": dict(disconnects),
         "verdict": {key: value for key, value in verdict.items() if key != "ok"},
     }
 

@@ -25,3 +25,15 @@ def test_what_takes_longer_than_the_scale_still_counts_and_shows_in_the_maximum(
 
 def test_nothing_measured_gives_no_figure() -> None:
     assert Latencies().summary() == {"p50": None, "p99": None, "max": None}
+
+
+def test_merged_windows_give_the_percentiles_of_all_their_latencies() -> None:
+    slow, fast = Latencies(), Latencies()
+    for _ in range(50):
+        slow.add(0.010)
+        fast.add(0.001)
+    fast.merge(slow)
+    assert fast.count == 100
+    assert fast.summary()["max"] == 10
+    assert (fast.percentile_ms(0.5) or 0) <= 1.02
+    assert (fast.percentile_ms(0.51) or 0) >= 10

@@ -1,0 +1,45 @@
+"""Connected and silent: what a connection costs that does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any, Final
+
+from loadtest.recorder import Recorder
+from loadtest.run import Run, judged, merged
+from loadtest.swarm import Swarm, Traffic
+
+DESCRIPTORS_SPARE: Final = 200
+WATCHED_S: Final = 20.0
+
+
+async def idle(run: Run) -> dict[str, Any]:
+    """`--devices` silent connections in one gateway: memory per connection, CPU over 20 s, none lost."""
+    count = run.settings.devices
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + DESCRIPTORS_SPARE), hard))
+    recorder = Recorder()
+    traffic = Traffic(payload_bytes=0, senders=(), recipients=(0,))
+    accounts = await run.accounts(count)
+    swarm = Swarm(accounts, run.server.endpoints, traffic, recorder)
+    meter = run.meter()
+    gateway = "gateway" if "gateway" in run.server.pids else None
+    try:
+        before = meter.resident_bytes(gateway) if gateway else 0
+        await swarm.connect()
+        await asyncio.sleep(2.0)
+        after = meter.resident_bytes(gateway) if gateway else 0
+        meter.start()
+        await asyncio.sleep(WATCHED_S)
+        used = meter.stop(0)
+        verdict = judged(swarm, recorder, drained=True)
+    finally:
+        swarm.close()
+    each = round((after - before) / count)
+    return merged(
+        {"devices": count, "resident_bytes_per_connection": each},
+        {"facts": {"bytes resident per connection:": each, "gateway MiB:": round(after / 2**20, 1)}},
+        verdict,
+        {"cpu": used},
+    )

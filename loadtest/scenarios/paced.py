@@ -1,0 +1,73 @@
+"""An open loop: messages leave at fixed moments whether or not earlier ones were answered.
+
+Latency counts from the moment a message was planned for, so a server that stalls cannot hide it by being sent less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import Any, Final
+
+from loadtest.recorder import Recorder
+from loadtest.run import Run, figures, judged, merged
+from loadtest.swarm import Swarm, Traffic, Window
+
+TICK_S: Final = 0.002
+PARTS: Final = 4  # the measured time in this many windows, to see growth
+
+
+async def paced(run: Run) -> dict[str, Any]:
+    """`--rate` messages per second over all devices for `--seconds`; `parts` has the latency of each quarter."""
+    settings = run.settings
+    recorder = Recorder()
+    everybody = range(settings.devices)
+    traffic = Traffic(payload_bytes=settings.payload_bytes, senders=everybody, recipients=everybody)
+    swarm = Swarm(await run.accounts(settings.devices), run.server.endpoints, traffic, recorder)
+    meter = run.meter()
+    try:
+        await swarm.connect()
+        pacing = asyncio.create_task(pace(swarm, settings.rate_per_s), name="pace")
+        await swarm.warm_up(settings.warmup_s)
+        meter.start()
+        started = perf_counter()
+        parts = [(await swarm.measure(settings.seconds / PARTS))[0] for _ in range(PARTS)]
+        seconds = perf_counter() - started
+        used = meter.stop(sum(part.confirmed for part in parts))
+        pacing.cancel()
+        await asyncio.wait((pacing,))
+        drained = await swarm.drain()
+        verdict = judged(swarm, recorder, drained=drained)
+    finally:
+        swarm.close()
+    return merged(
+        {"devices": settings.devices, "payload": settings.payload_bytes, "rate_per_s": settings.rate_per_s},
+        figures(_joined(parts), seconds),
+        {"parts": [part.delivery.summary() for part in parts]},
+        verdict,
+        {"cpu": used},
+    )
+
+
+async def pace(swarm: Swarm, rate_per_s: int) -> None:
+    """Send at `rate_per_s` from one device after the other until cancelled."""
+    loop_start, sent = perf_counter(), 0
+    devices = swarm.devices
+    while True:
+        due = int((perf_counter() - loop_start) * rate_per_s)
+        while sent < due:
+            swarm.send_from(devices[sent % len(devices)], due=loop_start + sent / rate_per_s)
+            sent += 1
+        await asyncio.sleep(TICK_S)
+
+
+def _joined(parts: list[Window]) -> Window:
+    whole = Window(parts[0].started)
+    for part in parts:
+        whole.confirmed += part.confirmed
+        whole.delivered += part.delivered
+        whole.echoes += part.echoes
+        whole.acked += part.acked
+        whole.delivery.merge(part.delivery)
+        whole.send_ack.merge(part.send_ack)
+    return whole
