@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from protocol.ids import ID_BYTES, DeviceId, WakeRouteId
@@ -18,13 +18,14 @@ _SQL: Final = load_sql("push_routes")
 
 
 class PushAddress(NamedTuple):
-    """Where one provider pushes to. `fields` by provider:
+    """Where one provider pushes to; all of `settings` is secret.
 
-    webpush (endpoint, p256dh or None, auth or None) · apns (token, topic) · fcm (token,) · gateway (url,)
+    Its texts by provider: webpush (endpoint, with or without p256dh and auth) · apns (token, topic) · fcm (token) ·
+    gateway (url).
     """
 
     provider: str
-    fields: tuple[str | bytes | None, ...]
+    settings: Mapping[str, str]
     mode: str = "background"  # apns also: alert
 
 
@@ -62,7 +63,7 @@ class PushRouteStore:
 
         An open wake intent becomes due, so that waiting mail is announced over the new route. Raises DEVICE_REVOKED.
         """
-        content = (address.provider, address.fields, address.mode)
+        content = (address.provider, sorted(address.settings.items()), address.mode)
         keyed = key and KeyedRequest(Operation.PUSH_ROUTE_PUT, device, key, content)
         async with self._postgres.transaction() as connection:
             if keyed and (answer := await self._claim(connection, keyed)) is not None:
@@ -79,7 +80,7 @@ class PushRouteStore:
         row = await connection.fetchrow(_SQL["lock_route"], device)
         if row is not None and self._stands(device, row, address):
             return _state(row)
-        sealed = self._seal.seal(device, address.provider, address.fields)
+        sealed = self._seal.seal(device, address.provider, address.settings)
         row = await connection.fetchrow(
             _SQL["write_route"],
             device,
@@ -124,7 +125,7 @@ class PushRouteStore:
         except SealBroken:
             return False
 
-    def _open(self, device: DeviceId, row: Any) -> tuple[Any, ...]:
+    def _open(self, device: DeviceId, row: Any) -> dict[str, str]:
         return self._seal.open(device, row["provider"], Sealed(row["seal_key_id"], row["sealed_address"]))
 
     async def _claim(self, connection: Any, keyed: KeyedRequest) -> Any | None:

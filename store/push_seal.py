@@ -1,14 +1,14 @@
 """Push tokens and endpoints at rest: sealed with a key from outside the database, bound to their device.
 
-Layout: nonce (12) | ChaCha20-Poly1305 of the canonical MessagePack of the address. The key is derived per device from
+Layout: nonce (12) | ChaCha20-Poly1305 of the address as a MessagePack map. The key is derived per device from
 the ring key, so random nonces never come near their limit and a row moved to another device does not open.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from blake3 import blake3
 from cryptography.exceptions import InvalidTag
@@ -37,14 +37,15 @@ class PushSeal:
         self.current_key_id = current_key_id
         self._keys = dict(keys)
 
-    def seal(self, device: DeviceId, provider: str, address: Sequence[Any]) -> Sealed:
+    def seal(self, device: DeviceId, provider: str, address: Mapping[str, str]) -> Sealed:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         cipher = ChaCha20Poly1305(_key(self._keys[self.current_key_id], device))
         return Sealed(
-            self.current_key_id, nonce + cipher.encrypt(nonce, pack(tuple(address)), provider.encode("ascii"))
+            self.current_key_id,
+            nonce + cipher.encrypt(nonce, pack(dict(sorted(address.items()))), provider.encode("ascii")),
         )
 
-    def open(self, device: DeviceId, provider: str, sealed: Sealed) -> tuple[Any, ...]:
+    def open(self, device: DeviceId, provider: str, sealed: Sealed) -> dict[str, str]:
         """The address as it was sealed; raises SealBroken."""
         key = self._keys.get(sealed.key_id)
         if key is None:
@@ -54,7 +55,7 @@ class PushSeal:
             plain = ChaCha20Poly1305(_key(key, device)).decrypt(nonce, box, provider.encode("ascii"))
         except (InvalidTag, ValueError) as error:
             raise SealBroken("the seal does not fit") from error
-        return tuple(unpack(plain))
+        return dict(unpack(plain))
 
 
 def _key(ring_key: bytes, device: DeviceId) -> bytes:
