@@ -121,6 +121,9 @@ class GatewayConfig(ProcessConfig):
     session_inbound_bytes_max: int = Field(default=8_388_608, ge=1_048_576)
     trusted_proxies: Networks = ()  # whose X-Forwarded-For counts
     allowed_origins: Origins = ()  # browsers' Origin header; none: no browser may connect, apps have none
+    token_clock_skew_s: int = Field(default=30, ge=0, le=120)  # how far gateways' clocks may lie apart
+    request_timeout_s: float = Field(default=30.0, gt=0, le=600)  # within which an HTTP request must have arrived
+    long_polls_max: int = Field(default=10_000, ge=0, le=1_000_000)  # HTTP requests that wait for mail
     loopback_exempt: bool = False  # per-address limits skip loopback; `mailboxd up` sets it
 
     def _contradictions(self) -> Iterator[Contradiction]:
