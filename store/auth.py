@@ -51,10 +51,6 @@ class ChallengeStore:
         if not await connection.fetchval(_SQL["consume_challenge"], _hash(challenge), device, purpose):
             raise MailboxError(ErrorCode.UNAUTHENTICATED, outcome=Outcome.NOT_COMMITTED)
 
-    async def consume_alone(self, challenge: bytes, device: DeviceId, purpose: str) -> None:
-        """The same as a statement of its own."""
-        await self.consume(self._postgres, challenge, device, purpose)
-
 
 async def device_key(executor: Any, device: DeviceId) -> DeviceKey | None:
     """The key and standing of a device, None when there is no such device."""
