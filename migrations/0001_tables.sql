@@ -149,7 +149,7 @@ CREATE TABLE envelopes (
     UNIQUE (recipient_device_id, message_id),
     CHECK (expires_at > accepted_at),
     CHECK (envelope_size = coalesce(octet_length(envelope_bytes), 0))
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.2);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.2);
 ALTER TABLE envelopes ALTER COLUMN envelope_bytes SET STORAGE EXTERNAL;  -- ciphertext does not compress
 CREATE INDEX envelopes_by_end ON envelopes (expires_at);
 

@@ -37,11 +37,13 @@ END
 $$;
 
 -- The same for one entry, which makes way for a new one with its message id.
-CREATE FUNCTION release_one_expired_v1(device uuid, entry_position bigint, at_now timestamptz) RETURNS void
+CREATE FUNCTION release_one_expired_v1(device uuid, entry_position bigint, at_now timestamptz)
+RETURNS TABLE (entries bigint, bytes bigint, echoes bigint)
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
     PERFORM FROM mailbox_owners o WHERE o.device_id = device FOR NO KEY UPDATE;
+    RETURN QUERY
     WITH gone AS (
         DELETE FROM envelopes e
          WHERE e.recipient_device_id = device AND e.position = entry_position AND e.expires_at <= at_now
@@ -51,7 +53,8 @@ BEGIN
        SET released_entries = o.released_entries + (g.kind = 0)::integer,
            released_bytes = o.released_bytes + g.envelope_size,
            released_echoes = o.released_echoes + (g.kind = 1)::integer
-      FROM gone g WHERE o.device_id = device AND g.acked_at IS NULL;
+      FROM gone g WHERE o.device_id = device AND g.acked_at IS NULL
+    RETURNING (g.kind = 0)::integer::bigint, g.envelope_size::bigint, (g.kind = 1)::integer::bigint;
 END
 $$;
 
@@ -112,7 +115,7 @@ DECLARE
     e_takes_room boolean[] := array_fill(false, ARRAY[n_envelopes]);
     r_echo_stored boolean[] := array_fill(false, ARRAY[n_requests]);
     r_new boolean[] := array_fill(false, ARRAY[n_requests]);
-    full_devices uuid[] := '{}';  stale record;  found record;
+    full_devices uuid[];  found record;  freed record;
     r integer;  i integer;  j integer;  m integer;  first integer;  last integer;
     code smallint;  worst smallint;  size bigint;  fresh integer;  new_position bigint;  written integer;
 BEGIN
@@ -211,7 +214,7 @@ BEGIN
 
     -- 5. Envelopes and echoes that are already stored. Expired ones count as absent and make way.
     FOR found IN
-        SELECT k.n::integer AS i, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position, e.kind,
+        SELECT k.n::integer AS i, k.mailbox AS m, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position,
                e.kind = 0 AND e.envelope_bytes = k.body AND e.protocol_version = k.pv
                    AND e.padding_class IS NOT DISTINCT FROM k.pad AS same,
                mailboxd_ms(e.accepted_at) AS accepted_ms, mailboxd_ms(e.expires_at) AS expires_ms
@@ -219,9 +222,12 @@ BEGIN
           JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
     LOOP
         IF found.expired THEN
-            IF m_state[e_mailbox[found.i]] = ACTIVE THEN
-                PERFORM release_one_expired_v1(found.recipient_device_id, found.position, at_now);
-            END IF;
+            CONTINUE WHEN m_state[found.m] <> ACTIVE;
+            FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP
+                m_room_entries[found.m] := m_room_entries[found.m] + freed.entries;
+                m_room_bytes[found.m] := m_room_bytes[found.m] + freed.bytes;
+                m_room_echoes[found.m] := m_room_echoes[found.m] + freed.echoes;
+            END LOOP;
         ELSE
             e_stored[found.i] := CASE WHEN found.same THEN SAME ELSE OTHER END;
             e_accepted_ms[found.i] := found.accepted_ms;
@@ -229,33 +235,36 @@ BEGIN
         END IF;
     END LOOP;
     FOR found IN
-        SELECT k.n::integer AS r, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position
+        SELECT k.n::integer AS r, k.mailbox AS m, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position
           FROM unnest(r_echo_mailbox, r_echo_mid) WITH ORDINALITY AS k(mailbox, mid, n)
           JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
          WHERE k.mailbox > 0
     LOOP
         IF found.expired THEN
-            IF m_state[r_echo_mailbox[found.r]] = ACTIVE THEN
-                PERFORM release_one_expired_v1(found.recipient_device_id, found.position, at_now);
-            END IF;
+            CONTINUE WHEN m_state[found.m] <> ACTIVE;
+            FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP
+                m_room_entries[found.m] := m_room_entries[found.m] + freed.entries;
+                m_room_bytes[found.m] := m_room_bytes[found.m] + freed.bytes;
+                m_room_echoes[found.m] := m_room_echoes[found.m] + freed.echoes;
+            END LOOP;
         ELSE
             r_echo_stored[found.r] := true;
         END IF;
     END LOOP;
 
     -- 6. A mailbox that looks too full for its whole demand may be full of expired entries: looked for once a second.
-    FOR stale IN
-        SELECT d.mailbox, m_device[d.mailbox] AS id
-          FROM (SELECT k.mailbox, count(*) AS entries, sum(octet_length(k.body)) AS bytes
-                  FROM unnest(e_mailbox, e_body) AS k(mailbox, body) GROUP BY k.mailbox) AS d
-         WHERE m_state[d.mailbox] = ACTIVE
-           AND (d.entries > m_room_entries[d.mailbox] OR d.bytes > m_room_bytes[d.mailbox])
-           AND (m_checked[d.mailbox] IS NULL OR m_checked[d.mailbox] <= at_now - interval '1 second'
-                OR m_checked[d.mailbox] > at_now)
-         ORDER BY d.mailbox
-    LOOP
-        full_devices := full_devices || stale.id;
-    END LOOP;
+    SELECT array_agg(m_device[d.mailbox] ORDER BY d.mailbox)
+      INTO full_devices
+      FROM (SELECT k.mailbox, sum(k.entries) AS entries, sum(k.bytes) AS bytes, sum(k.echoes) AS echoes
+              FROM (SELECT x.mailbox, 1 AS entries, octet_length(x.body) AS bytes, 0 AS echoes
+                      FROM unnest(e_mailbox, e_body) AS x(mailbox, body)
+                     UNION ALL SELECT x.mailbox, 0, 0, 1 FROM unnest(r_echo_mailbox) AS x(mailbox) WHERE x.mailbox > 0) AS k
+             GROUP BY k.mailbox) AS d
+     WHERE m_state[d.mailbox] = ACTIVE
+       AND (d.entries > m_room_entries[d.mailbox] OR d.bytes > m_room_bytes[d.mailbox]
+            OR d.echoes > m_room_echoes[d.mailbox])
+       AND (m_checked[d.mailbox] IS NULL OR m_checked[d.mailbox] <= at_now - interval '1 second'
+            OR m_checked[d.mailbox] > at_now);
     IF cardinality(full_devices) > 0 THEN
         FOR found IN SELECT array_position(m_device, x.device_id) AS m, x.* FROM release_expired_v1(full_devices, at_now, 1000) x
         LOOP
