@@ -36,7 +36,7 @@ class EmbeddedServices:
     """`async with EmbeddedServices(data_dir) as services`: both run inside the block and are gone after it.
 
     They also stop, cleanly, when this process dies in any other way. One owner a directory: a second one is refused.
-    Enter it from the main thread (see `server_process`).
+    Enter it from a thread that lives on (see `server_process`).
     """
 
     def __init__(self, data_dir: Path, *, postgres_settings: dict[str, str] | None = None) -> None:
@@ -98,6 +98,15 @@ class EmbeddedServices:
         except BaseException:
             await self.stop()
             raise
+
+    def ended(self) -> tuple[str, ...]:
+        """Which of both (`postgres`, `valkey`) ended by itself since it was started."""
+        servers = {"postgres": self._postgres, "valkey": self._valkey}
+        return tuple(name for name, server in servers.items() if server is not None and server.has_ended)
+
+    async def start_again(self, name: str) -> None:
+        """Start one that ended, at its old address; EmbeddedError says why it cannot."""
+        await (self.postgres if name == "postgres" else self._valkey or self.postgres).start()
 
     async def stop(self) -> None:
         """Return when both are gone. Cancelled, it kills what is left (PostgreSQL recovers at its next start)."""

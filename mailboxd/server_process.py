@@ -19,7 +19,7 @@ _LAST_BYTES: Final = 2_000
 
 
 class ServerProcess:
-    """Start it from the main thread: the kernel's "parent died" means the thread that started it."""
+    """Start it from a thread that lives on, such as the main one: to the kernel that thread is the parent."""
 
     def __init__(
         self, name: str, arguments: Sequence[str], user: ServerUser, log: Path, *, stop_signal: signal.Signals

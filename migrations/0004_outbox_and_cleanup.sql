@@ -22,13 +22,22 @@ $$;
 CREATE TRIGGER wake_contact_made BEFORE UPDATE ON mailbox_owners FOR EACH ROW
     WHEN (OLD.pushed_at IS NOT NULL AND NEW.contact_at > OLD.pushed_at) EXECUTE FUNCTION wake_contact_made();
 
+-- How long after the n-th push that a provider took and no contact followed the next one begins.
+CREATE FUNCTION wake_repeat_v1(pushes integer, repeat_first interval, repeat_longest interval) RETURNS interval
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$ SELECT least(repeat_first * 2 ^ least(greatest(pushes - 1, 0), 20), repeat_longest) $$;
+
 -- What is to be done about a wake intent: the rule of worker/wake_decision.py, which a test holds against this one.
--- 'wake' and 'online' leave it open; every other answer is the reason why it is done. The cheap questions come first.
+-- 'wake', 'online' and 'collapsed' leave it open; every other answer is the reason why it is done. The cheap questions come first.
 -- One statement's snapshot, so the two counters belong together.
-CREATE FUNCTION wake_verdict_v1(event outbox_events, at_now timestamptz, pushes_max integer) RETURNS text
+CREATE FUNCTION wake_verdict_v1(
+    event outbox_events, at_now timestamptz, pushes_max integer, repeat_first interval, repeat_longest interval,
+    OUT verdict text, OUT until timestamptz
+)
 LANGUAGE sql STABLE
 AS $$
-    SELECT CASE
+    SELECT j.verdict, CASE j.verdict WHEN 'online' THEN j.online_until WHEN 'collapsed' THEN j.repeat_at END
+      FROM (SELECT w.online_until, r.repeat_at, CASE
         WHEN b.device_id IS NULL THEN 'no_mailbox'
         WHEN b.state <> 1 THEN 'revoked'
         WHEN b.stored_entries = w.released_entries THEN 'nothing_waits'
@@ -41,21 +50,44 @@ AS $$
                WHERE e.recipient_device_id = b.device_id AND e.position <= b.wake_position AND e.position > w.floor_position
                  AND e.acked_at IS NULL AND e.kind = 0 AND e.expires_at > at_now
                ORDER BY e.position DESC LIMIT 1) IS NULL THEN 'nothing_waits'
-        WHEN event.pushes_accepted >= pushes_max AND NOT coalesce(w.contact_at > event.push_began_at, false) THEN 'gave_up'
-        ELSE 'wake' END
+        WHEN r.repeat_at > at_now THEN 'collapsed'
+        WHEN r.repeat_at IS NOT NULL AND event.pushes_accepted >= pushes_max THEN 'gave_up'
+        ELSE 'wake' END AS verdict
       FROM (SELECT event.aggregate_ref AS id) AS d
       LEFT JOIN mailboxes b ON b.device_id = d.id
       LEFT JOIN mailbox_owners w ON w.device_id = d.id
+      -- When the newest push would be repeated; null once the device was in contact after it.
+     CROSS JOIN LATERAL (SELECT CASE WHEN event.pushes_accepted > 0 AND NOT coalesce(w.contact_at > event.push_began_at, false)
+                                     THEN event.push_began_at + wake_repeat_v1(event.pushes_accepted, repeat_first, repeat_longest)
+                                END AS repeat_at) AS r) AS j
+$$;
+
+-- The same for any task: what is not a wake that this release knows is for a worker to look at.
+CREATE FUNCTION outbox_verdict_v1(
+    event outbox_events, at_now timestamptz, pushes_max integer, repeat_first interval, repeat_longest interval,
+    OUT verdict text, OUT until timestamptz
+)
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF event.task_type = 'wake_device' AND event.task_version = 1 THEN
+        SELECT v.verdict, v.until INTO verdict, until
+          FROM wake_verdict_v1(event, at_now, pushes_max, repeat_first, repeat_longest) AS v;
+    ELSE
+        verdict := 'wake';
+    END IF;
+END
 $$;
 
 -- The dispatcher's one transaction: of what is due, completes what is done, puts off what is online, and hands out the
 -- rest as published. Waits for no lock; what somebody else holds stays due. Lock order: mailboxes (only of intents that
 -- look done), outbox_events. The caller talks to Redis after this has committed, never before.
 CREATE FUNCTION outbox_claim_v1(
-    claim_max integer, published_for interval, pushes_max integer,
+    claim_max integer, published_for interval, pushes_max integer, repeat_first interval, repeat_longest interval,
     OUT event_ids uuid[], OUT task_types text[], OUT task_versions smallint[], OUT generations bigint[],
+    OUT claimed_at timestamptz,   -- published_at of all of them
     OUT completed jsonb,      -- how many, by reason
-    OUT online integer,       -- put off until their session's lease ends
+    OUT put_off integer,      -- until their session's lease ends or the push would be repeated
     OUT left_due integer      -- held by others, or more than claim_max
 )
 LANGUAGE plpgsql VOLATILE
@@ -65,10 +97,9 @@ DECLARE
     due uuid[];  their_devices uuid[];  held_devices uuid[];  held uuid[];  judged integer;
 BEGIN
     SELECT array_agg(c.event_id),
-           array_agg(c.aggregate_ref) FILTER (WHERE c.verdict NOT IN ('wake', 'online', 'no_mailbox'))
+           array_agg(c.aggregate_ref) FILTER (WHERE c.verdict NOT IN ('wake', 'online', 'collapsed', 'no_mailbox'))
       INTO due, their_devices
-      FROM (SELECT d.event_id, d.aggregate_ref,
-                   CASE WHEN d.task_type = 'wake_device' AND x.task_version = 1 THEN wake_verdict_v1(x, at_now, pushes_max) ELSE 'wake' END AS verdict
+      FROM (SELECT d.event_id, d.aggregate_ref, v.verdict
               FROM ((SELECT o.event_id, o.aggregate_ref, o.task_type, o.next_attempt_at FROM outbox_events o
                       WHERE o.state = 'pending' AND o.next_attempt_at <= at_now
                       ORDER BY o.next_attempt_at, o.event_id LIMIT claim_max)
@@ -77,9 +108,11 @@ BEGIN
                       WHERE o.state = 'retry_wait' AND o.next_attempt_at <= at_now
                       ORDER BY o.next_attempt_at, o.event_id LIMIT claim_max)
                     ORDER BY 4, 1 LIMIT claim_max) AS d
-              JOIN outbox_events x ON x.event_id = d.event_id) AS c;
+              JOIN outbox_events x ON x.event_id = d.event_id
+             CROSS JOIN LATERAL outbox_verdict_v1(x, at_now, pushes_max, repeat_first, repeat_longest) AS v) AS c;
+    claimed_at := at_now;
     completed := '{}';
-    online := 0;
+    put_off := 0;
     left_due := 0;
     IF due IS NULL THEN
         event_ids := '{}';  task_types := '{}';  task_versions := '{}';  generations := '{}';
@@ -97,37 +130,36 @@ BEGIN
     -- Judged again, now that nobody can add to a held mailbox or change a held row. What looks done without its mailbox
     -- held waits for the next round: only under that lock is it sure that nothing newer has come.
     WITH again AS (
-        SELECT x.event_id, x.aggregate_ref,
-               CASE WHEN x.task_type = 'wake_device' AND x.task_version = 1 THEN wake_verdict_v1(x, at_now, pushes_max) ELSE 'wake' END AS verdict
-          FROM outbox_events x WHERE x.event_id = ANY (held)
+        SELECT x.event_id, x.aggregate_ref, v.verdict, v.until
+          FROM outbox_events x CROSS JOIN LATERAL outbox_verdict_v1(x, at_now, pushes_max, repeat_first, repeat_longest) AS v
+         WHERE x.event_id = ANY (held)
     ), sure AS (
-        SELECT a.event_id, a.aggregate_ref, a.verdict FROM again a
-         WHERE a.verdict IN ('wake', 'online', 'no_mailbox') OR a.aggregate_ref = ANY (held_devices)
+        SELECT a.* FROM again a
+         WHERE a.verdict IN ('wake', 'online', 'collapsed', 'no_mailbox') OR a.aggregate_ref = ANY (held_devices)
     ), moved AS (
         UPDATE outbox_events o
-           SET state = CASE s.verdict WHEN 'wake' THEN 'published' WHEN 'online' THEN 'pending' ELSE 'completed' END,
-               next_attempt_at = CASE s.verdict WHEN 'wake' THEN at_now + published_for
-                                                WHEN 'online' THEN greatest(w.online_until, at_now) ELSE o.next_attempt_at END,
+           SET state = CASE WHEN s.verdict = 'wake' THEN 'published' WHEN s.until IS NOT NULL THEN 'pending' ELSE 'completed' END,
+               next_attempt_at = CASE WHEN s.verdict = 'wake' THEN at_now + published_for
+                                      ELSE coalesce(s.until, o.next_attempt_at) END,
                published_at = CASE WHEN s.verdict = 'wake' THEN at_now ELSE o.published_at END,
                reason = CASE WHEN s.verdict = 'wake' THEN o.reason ELSE s.verdict END,
                attempts = CASE WHEN s.verdict = 'wake' THEN o.attempts ELSE 0 END,
                troubles = CASE WHEN s.verdict = 'wake' THEN o.troubles ELSE 0 END,
                updated_at = at_now
-          FROM sure s LEFT JOIN mailbox_owners w ON w.device_id = s.aggregate_ref
-         WHERE o.event_id = s.event_id
-        RETURNING o.event_id, o.task_type, o.task_version, o.generation, s.verdict, o.aggregate_ref
+          FROM sure s WHERE o.event_id = s.event_id
+        RETURNING o.event_id, o.task_type, o.task_version, o.generation, o.state, s.verdict, o.aggregate_ref
     ), closed AS (
         UPDATE mailboxes b SET wake_open = false
-          FROM moved m WHERE b.device_id = m.aggregate_ref AND m.verdict NOT IN ('wake', 'online') AND m.task_type = 'wake_device'
+          FROM moved m WHERE b.device_id = m.aggregate_ref AND m.state = 'completed' AND m.task_type = 'wake_device'
     )
     SELECT coalesce(array_agg(m.event_id) FILTER (WHERE m.verdict = 'wake'), '{}'),
            coalesce(array_agg(m.task_type) FILTER (WHERE m.verdict = 'wake'), '{}'),
            coalesce(array_agg(m.task_version) FILTER (WHERE m.verdict = 'wake'), '{}'),
            coalesce(array_agg(m.generation) FILTER (WHERE m.verdict = 'wake'), '{}'),
            coalesce((SELECT jsonb_object_agg(d.verdict, d.n) FROM (SELECT verdict, count(*) AS n FROM moved
-                       WHERE verdict NOT IN ('wake', 'online') GROUP BY verdict) AS d), '{}'),
-           count(*) FILTER (WHERE m.verdict = 'online'), count(*)
-      INTO event_ids, task_types, task_versions, generations, completed, online, judged
+                       WHERE state = 'completed' GROUP BY verdict) AS d), '{}'),
+           count(*) FILTER (WHERE m.state = 'pending'), count(*)
+      INTO event_ids, task_types, task_versions, generations, completed, put_off, judged
       FROM moved m;
     left_due := cardinality(due) - judged + CASE WHEN cardinality(due) = claim_max THEN 1 ELSE 0 END;
 END
@@ -421,6 +453,7 @@ $$;
 
 -- migrate: rollback
 DROP FUNCTION repair_counters_v1, counter_drift_v1, cleanup_acked_v1, cleanup_expired_v1, raise_floors_v1, outbox_requeue_v1,
-    wake_route_changed_v1, wake_open_v1, outbox_bury_v1, outbox_complete_v1, outbox_claim_v1, wake_verdict_v1;
+    wake_route_changed_v1, wake_open_v1, outbox_bury_v1, outbox_complete_v1, outbox_claim_v1, outbox_verdict_v1,
+    wake_verdict_v1, wake_repeat_v1;
 DROP TRIGGER wake_contact_made ON mailbox_owners;
 DROP FUNCTION wake_contact_made;

@@ -192,7 +192,7 @@ async def _run(connection: asyncpg.Connection, migration: Migration, sql: str, b
             await _record(connection, migration, done)
     except asyncpg.LockNotAvailableError:
         raise MigrationError(
-            f"{migration.name}: a lock was not to be had within {LOCK_TIMEOUT_SECONDS} s and this step changed nothing: "
+            f"{migration.name}: no lock within {LOCK_TIMEOUT_SECONDS} s, and this step changed nothing: "
             "find the long transaction (pg_stat_activity) and repeat"
         ) from None
     except asyncpg.PostgresError as error:

@@ -1,0 +1,97 @@
+"""Fixtures for every test: see tests/support."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.blocking import BlockingRunner
+from tests.support.clock import FakeClock
+from tests.support.services import Services
+
+REQUIRE_ALL = os.environ.get("MAILBOXD_TEST_REQUIRE_ALL") == "1"
+
+# What `mailboxd init` leaves, as far as SQL needs it: one row, the default policy, no signing key.
+_INSTANCE = """
+INSERT INTO instances (instance_id, policy, restore_epoch) VALUES (gen_random_uuid(), '{}'::jsonb, gen_random_uuid())
+"""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and MAILBOXD_TEST_REQUIRE_ALL=1 allows no skip: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session")
+def blocking() -> Iterator[BlockingRunner]:
+    runner = BlockingRunner()
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="session")
+def services(blocking: BlockingRunner) -> Iterator[Services]:
+    """One PostgreSQL and one Valkey for the whole run."""
+    running = Services(blocking, os.environ)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def database(services: Services) -> Iterator[str]:
+    """The DSN of a database of this test's own, with the newest schema and an instance row."""
+    template = services.template("instance", services.migrated_template(), _INSTANCE)
+    dsn = services.create(template)
+    yield dsn
+    services.drop(dsn)
+
+
+@pytest.fixture
+def new_database(services: Services) -> Iterator[Callable[[], str]]:
+    """Makes further databases like `database`, as many as a test (or each example of a property) needs."""
+    template = services.template("instance", services.migrated_template(), _INSTANCE)
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(services.create(template))
+        return made[-1]
+
+    yield make
+    for dsn in made:
+        services.drop(dsn)
+
+
+@pytest.fixture
+def uninitialised_database(services: Services) -> Iterator[str]:
+    """The newest schema without an instance row: what `mailboxd init` finds."""
+    dsn = services.create(services.migrated_template())
+    yield dsn
+    services.drop(dsn)
+
+
+@pytest.fixture
+def empty_database(services: Services) -> Iterator[str]:
+    """No schema at all: what `mailboxd migrate apply` finds."""
+    dsn = services.create()
+    yield dsn
+    services.drop(dsn)
+
+
+@pytest.fixture
+def redis_url(services: Services) -> str:
+    """The URL of a Valkey database with nothing in it."""
+    return services.empty_redis()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()

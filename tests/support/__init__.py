@@ -1,0 +1,1 @@
+"""What tests share: real services, fresh databases, a clock that tests move, programs from Debian."""

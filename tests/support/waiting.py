@@ -1,0 +1,27 @@
+"""Waiting for what another process or task will do: bounded, and told what was missing."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+_FIRST_PAUSE_SECONDS: Final = 0.002
+_PAUSE_MAX_SECONDS: Final = 0.1
+
+
+async def eventually(
+    holds: Callable[[], bool | Awaitable[bool]], *, within_seconds: float = 10.0, what: str = ""
+) -> None:
+    """Return as soon as `holds()` is true; AssertionError with `what` when it is not in time."""
+    deadline = asyncio.get_running_loop().time() + within_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        answer = holds()
+        if await answer if inspect.isawaitable(answer) else answer:
+            return
+        if asyncio.get_running_loop().time() >= deadline:
+            raise AssertionError(f"not within {within_seconds} s: {what or inspect.getsource(holds).strip()}")
+        await asyncio.sleep(pause)
+        pause = min(_PAUSE_MAX_SECONDS, pause * 1.5)
