@@ -22,7 +22,7 @@ POSTGRES_NAME: Final = "MAILBOXD_TEST_POSTGRES_DSN"  # of a role that may create
 REDIS_NAME: Final = "MAILBOXD_TEST_REDIS_URL"  # its databases are emptied
 REDIS_DATABASES: Final = 16
 
-# What the disk promises is tested on clusters of their own (tests/integration/test_embedded.py); this one is thrown away.
+# What the disk promises is tested on clusters of their own (test_embedded.py); this one is thrown away.
 FAST_AND_FORGETFUL: Final = {"fsync": "off", "full_page_writes": "off", "autovacuum_naptime": "60s"}
 
 _numbers = itertools.count(1)
@@ -91,7 +91,7 @@ class Services:
         parts = urlsplit(self._redis_url)
         number = next(_numbers) % REDIS_DATABASES
         if parts.scheme == "unix":
-            url = urlunsplit(parts._replace(query=f"db={number}"))
+            url = f"unix://{parts.path}?db={number}"
         else:
             url = urlunsplit(parts._replace(path=f"/{number}"))
         with redis.Redis.from_url(url) as client:
