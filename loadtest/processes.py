@@ -37,22 +37,26 @@ def tree(root: int) -> list[int]:
     return found
 
 
-def usage(pids: Iterable[int]) -> Usage:
+def usage(pids: Iterable[int], *, ended_children: bool = True) -> Usage:
     """Used by these processes, and by their children that have ended and were waited for."""
     cpu_seconds, resident = 0.0, 0
     for pid in pids:
         stat = _stat(pid)
         if stat is not None:
-            cpu_seconds += sum(int(field) for field in stat[11:15]) / _TICKS_PER_SECOND
+            cpu_seconds += sum(int(field) for field in stat[11 : 15 if ended_children else 13]) / _TICKS_PER_SECOND
             resident += _resident_bytes(pid)
     return Usage(cpu_seconds, resident)
 
 
 class Meter:
-    """Measures roles between two moments. A role is one or more root processes with their descendants."""
+    """Measures roles between two moments. A role is one or more root processes with their descendants.
 
-    def __init__(self, roles: Mapping[str, Iterable[int]]) -> None:
+    `alone` names roles without their descendants: the load generator, whose child is the server under test.
+    """
+
+    def __init__(self, roles: Mapping[str, Iterable[int]], *, alone: Iterable[str] = ()) -> None:
         self._roles = {role: tuple(pids) for role, pids in roles.items()}
+        self._alone = frozenset(alone)
         self._before: dict[str, float] = {}
         self._started = 0.0
 
@@ -78,7 +82,10 @@ class Meter:
         return self._now(role).resident_bytes
 
     def _now(self, role: str) -> Usage:
-        return usage({pid for root in self._roles[role] for pid in tree(root)})
+        roots = self._roles[role]
+        if role in self._alone:
+            return usage(roots, ended_children=False)
+        return usage({pid for root in roots for pid in tree(root)})
 
 
 def _stat(pid: int) -> list[str] | None:

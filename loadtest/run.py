@@ -46,7 +46,7 @@ class Run:
 
     def meter(self) -> Meter:
         """A meter over the server's roles and this process, the load generator."""
-        return Meter({**self.server.pids, "load_generator": (os.getpid(),)})
+        return Meter({**self.server.pids, "load_generator": (os.getpid(),)}, alone=("load_generator",))
 
 
 Scenario = Callable[[Run], Awaitable[dict[str, Any]]]

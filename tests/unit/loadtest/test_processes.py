@@ -49,3 +49,10 @@ def test_a_meter_tells_cores_and_cpu_per_thousand_messages() -> None:
     assert report["cpu_s_per_1000"] >= 0.18
     assert 0 < report["cores"] <= 1.5
     assert report["resident_bytes"] > 1_000_000
+
+
+def test_a_role_that_stands_alone_does_not_count_its_children() -> None:
+    meter = Meter({"load_generator": (os.getpid(),)}, alone=["load_generator"])
+    meter.start()
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+    assert meter.stop(messages=1_000)["load_generator"]["cpu_s_per_1000"] < 0.25
