@@ -7,16 +7,13 @@ from typing import NamedTuple
 from protocol.frames import Entry, SendEnvelope, SendResult
 from protocol.ids import ClientMessageId, DeviceId, MessageId
 
-SEND = "send"  # the cmid path, the same key over both doors
-SEND_BY_KEY = "send.key"  # the Idempotency-Key path of HTTP
-
 
 class SubmitRequest(NamedTuple):
     """One SEND, well-formed, with what its door already knows."""
 
     session: int  # order key: one number a connection or HTTP request, unique in the process
     actor: DeviceId
-    operation: str  # SEND or SEND_BY_KEY
+    operation: str  # protocol.admission.SEND or SEND_BY_KEY
     key: bytes  # the cmid, or the Idempotency-Key's ASCII
     cmid: ClientMessageId | None
     envelopes: tuple[SendEnvelope, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from protocol.admission import SEND, SEND_BY_KEY, Rule
 from protocol.errors import ErrorCode, MailboxError, Outcome
 from protocol.fingerprint import (
     InstanceSecret,
@@ -13,11 +14,11 @@ from protocol.fingerprint import (
     idempotency_key_hash,
     submit_fingerprint,
 )
-from protocol.frames import Entry, SendEnvelope, SendResult
+from protocol.frames import Entry, SendResult
 from protocol.ids import ZERO_ID, DeviceId
 from protocol.limits import ECHO_BACKLOG_MAX, ECHO_TTL_S
 from store.policy_rules import Policy
-from store.records import SEND, StoredEntry, SubmitRequest, Submitted
+from store.records import StoredEntry, SubmitRequest, Submitted
 
 # Verdicts of submit_batch_v1; the function declares the same.
 ACCEPTED: Final = 0
@@ -26,9 +27,6 @@ KEY_REUSED: Final = 2
 DEFERRED: Final = 3
 ACTOR_REVOKED: Final = 4
 RATE_LIMITED: Final = 5
-UNSUPPORTED_VERSION: Final = 11
-TTL_TOO_SHORT: Final = 12
-TOO_LARGE: Final = 13
 PAIR_LIMITED: Final = 15
 
 REFUSALS: Final[dict[int, ErrorCode]] = {
@@ -36,16 +34,17 @@ REFUSALS: Final[dict[int, ErrorCode]] = {
     ACTOR_REVOKED: ErrorCode.DEVICE_REVOKED,
     RATE_LIMITED: ErrorCode.RATE_LIMITED,
     10: ErrorCode.UNKNOWN_RECIPIENT,
-    UNSUPPORTED_VERSION: ErrorCode.UNSUPPORTED_PROTOCOL_VERSION,
-    TTL_TOO_SHORT: ErrorCode.TTL_OUT_OF_RANGE,
-    TOO_LARGE: ErrorCode.ENVELOPE_TOO_LARGE,
+    11: ErrorCode.UNSUPPORTED_PROTOCOL_VERSION,
+    12: ErrorCode.TTL_OUT_OF_RANGE,
+    13: ErrorCode.ENVELOPE_TOO_LARGE,
     14: ErrorCode.MESSAGE_ID_CONFLICT,
     PAIR_LIMITED: ErrorCode.RATE_LIMITED,
     16: ErrorCode.MAILBOX_FULL,
     17: ErrorCode.ECHO_BACKLOG_FULL,
 }
+WITHOUT_STATE: Final = {REFUSALS[code]: code for code in (11, 12, 13)}
 PER_ENVELOPE_FROM: Final = 10
-OPERATIONS: Final = {SEND: 1, "send.key": 2}  # stored: a number never changes its meaning
+OPERATIONS: Final = {SEND: 1, SEND_BY_KEY: 2}  # stored: a number never changes its meaning
 
 # The same hint for every refusal: it says neither which limit nor whether the recipient is there (seed 000, section 4).
 MAILBOX_FULL_RETRY_MS: Final = 60_000
@@ -75,23 +74,6 @@ def keys_of(secret: InstanceSecret, request: SubmitRequest) -> Keys:
     )
 
 
-def refusal_without_state(envelope: SendEnvelope, policy: Policy) -> int:
-    """The first check of WIRE's order that the envelope fails whatever the database holds, or 0."""
-    if envelope.pv not in policy.protocol_versions:
-        return UNSUPPORTED_VERSION
-    if envelope.ttl_s is not None and envelope.ttl_s < policy.ttl_s_min:
-        return TTL_TOO_SHORT
-    if len(envelope.body) > policy.envelope_bytes_max:
-        return TOO_LARGE
-    return 0
-
-
-def effective_ttl_s(asked: int | None, policy: Policy) -> int:
-    """min(asked, policy), as seed 000, 3.4 says; the default where nothing was asked."""
-    ttl_s = policy.ttl_s_default if asked is None else asked
-    return max(policy.ttl_s_min, min(ttl_s, policy.ttl_s_max))
-
-
 def columns_of(
     requests: Sequence[SubmitRequest],
     keys: Sequence[Keys],
@@ -111,6 +93,7 @@ def columns_of(
     last_key: dict[tuple[bytes, bytes, int], int] = {}
     last_session: dict[int, int] = {}
     last_mid: dict[tuple[int, bytes], int] = {}
+    rule = Rule(policy, lambda device, cmid: echo_mid(secret.key, device, cmid))
     r_actor, r_operation, r_key_ttl, r_previous_key, r_previous_session = [], [], [], [], []
     r_first, r_count, r_rate_refused, r_echo_mailbox, r_cmid = [], [], [], [], []
     r_echo_mid: list[bytes] = []
@@ -137,14 +120,16 @@ def columns_of(
         r_cmid.append(request.cmid)
         for index, envelope in enumerate(request.envelopes):
             mailbox = ordinal[envelope.to]
-            refused = refusal_without_state(envelope, policy)
-            if not refused and request.pair_refused and index in request.pair_refused:
-                refused = PAIR_LIMITED
+            refusal = rule.refusal_by_policy(envelope)
+            if refusal is not None:
+                refused = WITHOUT_STATE[refusal]
+            else:
+                refused = PAIR_LIMITED if index in request.pair_refused else 0
             e_request.append(r)
             e_mailbox.append(mailbox)
             e_mid.append(envelope.mid)
             e_pv.append(envelope.pv if 0 <= envelope.pv <= _INT4_MAX else -1)
-            e_ttl.append(effective_ttl_s(envelope.ttl_s, policy))
+            e_ttl.append(rule.lifetime_s(envelope.ttl_s))
             e_pad.append(envelope.pad)
             e_body.append(envelope.body)
             e_refused.append(refused)
