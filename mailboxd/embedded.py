@@ -101,12 +101,11 @@ class EmbeddedServices:
 
     def ended(self) -> tuple[str, ...]:
         """Which of both (`postgres`, `valkey`) ended by itself since it was started."""
-        servers = {"postgres": self._postgres, "valkey": self._valkey}
-        return tuple(name for name, server in servers.items() if server is not None and server.has_ended)
+        return tuple(name for name, server in self._servers().items() if server.has_ended)
 
     async def start_again(self, name: str) -> None:
         """Start one that ended, at its old address; EmbeddedError says why it cannot."""
-        await (self.postgres if name == "postgres" else self._valkey or self.postgres).start()
+        await self._servers()[name].start()
 
     async def stop(self) -> None:
         """Return when both are gone. Cancelled, it kills what is left (PostgreSQL recovers at its next start)."""
@@ -128,6 +127,10 @@ class EmbeddedServices:
 
     async def __aexit__(self, *_error: object) -> None:
         await self.stop()
+
+    def _servers(self) -> dict[str, EmbeddedPostgreSQL | EmbeddedValkey]:
+        servers = {"postgres": self._postgres, "valkey": self._valkey}
+        return {name: server for name, server in servers.items() if server is not None}
 
     def _make_directories(self, *, opened: bool) -> None:
         """`opened`: the servers' user is another one and must get through; the secrets stay closed to it."""

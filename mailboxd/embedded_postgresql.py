@@ -110,13 +110,18 @@ class EmbeddedPostgreSQL:
             return f"postgresql://{role}:{password}@/{database}?host={directory}&port={self._port}"
         return f"postgresql://{role}:{password}@127.0.0.1:{self._port}/{database}"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server that was started is gone without having been stopped."""
+        return self._process is not None and self._process.returncode is not None
+
     async def start(self) -> None:
         """Return once it takes connections and has its role and database; EmbeddedError says why it cannot."""
         await self._stop_what_was_left()
         if not (self._cluster / "PG_VERSION").exists():
             await self._init()
         self._check_version()
-        if self._run_dir is None:
+        if self._run_dir is None and self._process is None:  # one that ended comes back at its old address
             self._port = free_port()
         door = {
             "listen_addresses": "" if self._run_dir is not None else "127.0.0.1",

@@ -27,11 +27,18 @@ class EmbeddedValkey:
         self._user = user
         self._programs = programs
         self._process: ServerProcess | None = None
+        self._port = 0
+        self._password = ""
         self.url = ""
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server that was started is gone without having been stopped."""
+        return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:
         """Return once it takes connections. Nothing of an earlier run is left in it."""
@@ -42,14 +49,15 @@ class EmbeddedValkey:
             self.url = f"unix://{self._socket}?db=0"
             door = ["--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "700"]
         else:
-            port, password = free_port(), secrets.token_hex(32)
-            self.url = f"redis://:{password}@127.0.0.1:{port}/0"
+            if self._process is None:  # one that ended comes back at its old address
+                self._port, self._password = free_port(), secrets.token_hex(32)
+            self.url = f"redis://:{self._password}@127.0.0.1:{self._port}/0"
             # In a file, since a command line can be read by every user of the machine.
             settings = self._directory / "password.conf"
             settings.touch(mode=0o600)
-            settings.write_text(f"requirepass {password}\n")
+            settings.write_text(f"requirepass {self._password}\n")
             self._user.own(settings)
-            door = [str(settings), "--port", str(port), "--bind", "127.0.0.1"]
+            door = [str(settings), "--port", str(self._port), "--bind", "127.0.0.1"]
         self._process = ServerProcess(
             "Valkey",
             [

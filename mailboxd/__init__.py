@@ -1,0 +1,1 @@
+"""The command: puts the processes together for a person at a terminal."""

@@ -1,0 +1,191 @@
+"""The command line. Bodies import what they need, so that `mailboxd --help` comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mailboxd.admin import admin_app
+from mailboxd.failures import explain
+from mailboxd.migrate import migrate_app
+from mailboxd.options import ConfigFile, DataDir, Json
+from mailboxd.terminal import EXIT_INTERRUPTED, EXIT_OK, complain, pairs, print_result
+
+app = typer.Typer(
+    name="mailboxd",
+    help=(
+        "Durable mailboxes for end-to-end-encrypted apps.\n\n"
+        "Start with [bold]mailboxd up[/bold]: the whole server on this machine. In production run [bold]gateway[/bold] "
+        "and [bold]worker[/bold] against your own PostgreSQL and Redis; see docs/operations.md."
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.add_typer(migrate_app, name="migrate")
+app.add_typer(admin_app, name="admin")
+
+
+@app.callback()
+def every_command() -> None:
+    """A command's own words are what a person wants to read: of its libraries, errors only."""
+    from runtime import logs
+
+    logs.configure("mailboxd", level="error")
+
+
+ParentPid = Annotated[int | None, typer.Option("--parent-pid", hidden=True)]
+LogName = Annotated[str | None, typer.Option("--log-name", hidden=True)]
+
+
+@app.command()
+def up(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Where everything is kept; made when missing. Default .mailboxd"
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; 0.0.0.0 for the whole network.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65_535, help="HTTP and WebSocket. 0 takes a free one.")
+    ] = 8080,
+    ops_port: Annotated[
+        int, typer.Option("--ops-port", min=0, max=65_535, help="Health and metrics, on 127.0.0.1. 0 takes free ones.")
+    ] = 9090,
+    gateways: Annotated[
+        int, typer.Option("--gateways", min=1, max=64, help="How many gateways, on the port, the port + 1, …")
+    ] = 1,
+    as_json: Json = False,
+) -> None:
+    """Run the whole server here: PostgreSQL, Valkey, gateways and a worker. Ctrl-C stops all of it.
+
+    The database and Valkey come with the installation and keep their data in DIR. Registration is open in a directory
+    that this command creates; change that with `mailboxd admin policy set registration=closed --data-dir DIR`.
+    """
+    import asyncio
+
+    from mailboxd.embedded import default_data_dir
+    from mailboxd.up import UpOptions, run_up, show_report
+
+    options = UpOptions((data_dir or default_data_dir()).absolute(), host, port, ops_port, gateways)
+    raise typer.Exit(asyncio.run(run_up(options, os.environ, lambda report: show_report(report, as_json=as_json))))
+
+
+@app.command()
+def gateway(
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where devices connect.")] = None,
+    ops_listen: Annotated[
+        str | None, typer.Option("--ops-listen", metavar="HOST:PORT", help="Health and metrics.")
+    ] = None,
+    parent_pid: ParentPid = None,
+    log_name: LogName = None,
+) -> None:
+    """Run one gateway: the door for devices, HTTP and WebSocket on one port. SIGTERM drains it.
+
+    Needs a migrated database (`mailboxd migrate apply`) and the instance's keyring (`mailboxd init`).
+    """
+    from mailboxd.processes import run_gateway
+
+    raise typer.Exit(
+        run_gateway(
+            data_dir,
+            config_file,
+            {"listen": listen, "ops_listen": ops_listen},
+            parent_pid=parent_pid,
+            log_name=log_name,
+        )
+    )
+
+
+@app.command()
+def worker(
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+    ops_listen: Annotated[
+        str | None, typer.Option("--ops-listen", metavar="HOST:PORT", help="Health and metrics.")
+    ] = None,
+    parent_pid: ParentPid = None,
+    log_name: LogName = None,
+) -> None:
+    """Run one worker: wake pushes and cleanup. SIGTERM lets it finish the jobs in hand."""
+    from mailboxd.processes import run_worker
+
+    raise typer.Exit(
+        run_worker(data_dir, config_file, {"ops_listen": ops_listen}, parent_pid=parent_pid, log_name=log_name)
+    )
+
+
+@app.command()
+def init(
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+    registration: Annotated[
+        str, typer.Option("--registration", metavar="MODE", help="For a new instance: open, invite or closed.")
+    ] = "closed",
+    as_json: Json = False,
+) -> None:
+    """Make the keyring and the instance, once. Run it after `mailboxd migrate apply`; what is there stays.
+
+    The keyring (keyring.json in the secrets directory) must be the same on every host, readable by its owner only, and
+    backed up apart from the database: without it all cursors, tokens and push routes are lost.
+    """
+    import asyncio
+
+    from mailboxd.init import initialise
+    from mailboxd.settings import load_settings
+    from protocol.ids import to_text
+    from runtime.config import ProcessConfig
+    from store.policy_rules import Policy
+
+    config = load_settings(ProcessConfig, data_dir=data_dir, config_file=config_file)
+    policy = Policy().changed([f"registration={registration}"])
+    done = asyncio.run(initialise(config.postgres_dsn, config.secrets_dir, policy))
+    result = {
+        "instance_id": to_text(done.instance.instance_id),
+        "instance_created": done.instance.created,
+        "keyring_created": done.keyring_created,
+        "policy_version": done.instance.policy_version,
+        "secrets_dir": str(config.secrets_dir),
+    }
+    print_result(result, as_json=as_json, lines=pairs(result))
+
+
+@app.command()
+def config(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False) -> None:
+    """Show the settings in effect, secrets masked, or every mistake in them.
+
+    Settings come from the environment (MAILBOXD_POSTGRES_DSN, …) and from the TOML file; docs/configuration.md has all.
+    """
+    from mailboxd.settings import load_all_settings
+
+    shown = load_all_settings(data_dir=data_dir, config_file=config_file)
+    lines = [line for part, values in shown.items() for line in ("", f"[{part}]", *pairs(values))][1:]
+    print_result(shown, as_json=as_json, lines=lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. An expected failure is one clear line for every mistake."""
+    try:
+        app(list(sys.argv[1:] if arguments is None else arguments))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else EXIT_OK
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        told = explain(error)
+        if told is None:
+            raise  # a bug: its traceback is what a report needs
+        complain(told.lines)
+        return told.exit_code
+    return EXIT_OK

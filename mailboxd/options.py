@@ -1,0 +1,22 @@
+"""Options that many commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Use the PostgreSQL, Valkey and keyring that `mailboxd up` runs there, instead of MAILBOXD_POSTGRES_DSN, "
+        "MAILBOXD_REDIS_URL and MAILBOXD_SECRETS_DIR.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings; the environment wins.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
