@@ -15,6 +15,7 @@ from typing import Any
 from loadtest import bare_mailboxes
 from loadtest.latency import Latencies
 from loadtest.run import Run
+from protocol.admission import SEND
 from protocol.errors import MailboxError
 from protocol.fingerprint import InstanceSecret
 from protocol.frames import SendEnvelope
@@ -22,7 +23,7 @@ from protocol.ids import ClientMessageId, DeviceId, MessageId
 from store.acks import AckStore
 from store.policy_rules import Policy
 from store.postgres import Postgres
-from store.records import SEND, AckRequest, SubmitRequest, Submitted
+from store.records import AckRequest, SubmitRequest, Submitted
 from store.submit import SubmitStore
 
 
