@@ -9,12 +9,17 @@ if TYPE_CHECKING:  # a list of parts: importing it must not load them all
     from redis.asyncio import Redis
 
     from gateway.auth import AuthService
+    from gateway.byte_budget import ByteBudget
     from gateway.connection_registry import ConnectionRegistry
+    from gateway.database_time import DatabaseTime
     from gateway.delivery import Delivery
     from gateway.drain import Drain
     from gateway.handlers.send import SendHandler
+    from gateway.mailbox_waiters import MailboxWaiters
     from gateway.metrics import GatewayMetrics
     from gateway.readiness import Readiness
+    from protocol.cursor import CursorRing
+    from protocol.ids import InstanceId
     from runtime.clock import Clock
     from runtime.config import GatewayConfig
     from runtime.keyring import Keyring
@@ -37,8 +42,11 @@ class GatewayServices:
     """The parts of one gateway process. Both doors get the same object."""
 
     config: GatewayConfig
+    instance_id: InstanceId
     clock: Clock
+    database_time: DatabaseTime
     keyring: Keyring
+    cursors: CursorRing
     postgres: Postgres
     redis: Redis
     policy: PolicyCache
@@ -53,7 +61,9 @@ class GatewayServices:
     audit: AuditStore
     rate_limiter: RateLimiter
     auth: AuthService
+    inbound: ByteBudget  # of both doors
     registry: ConnectionRegistry
+    waiters: MailboxWaiters  # pulls over HTTP that wait for mail
     delivery: Delivery
     send: SendHandler
     readiness: Readiness
