@@ -221,6 +221,7 @@ BEGIN
           FROM unnest(e_mailbox, e_mid, e_pv, e_pad, e_body) WITH ORDINALITY AS k(mailbox, mid, pv, pad, body, n)
           JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
     LOOP
+        CONTINUE WHEN r_code[e_request[found.i]] <> JUDGED_NOT_YET;  -- a replay keeps the instants of its record
         IF found.expired THEN
             CONTINUE WHEN m_state[found.m] <> ACTIVE;
             FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP

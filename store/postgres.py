@@ -58,7 +58,7 @@ def _warning(connection: Connection, message: Any) -> None:
         connection.warned = True
 
 
-async def _set_up(connection: Connection) -> None:
+async def prepare(connection: Connection) -> None:
     """Runs once for every new connection, before anybody uses it."""
     await connection.set_type_codec("uuid", schema="pg_catalog", encoder=_same, decoder=bytes, format="binary")
     await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
@@ -107,7 +107,7 @@ class Postgres:
             pool.terminate()
 
     async def _init(self, connection: Connection) -> None:
-        await _set_up(connection)
+        await prepare(connection)
         self.epoch = connection.epoch
 
     def lane(self, name: str, *, lock_timeout_ms: int = 0) -> Lane:
