@@ -8,11 +8,10 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -29,6 +28,8 @@ UNLIMITED: Final[Mapping[str, str]] = {
     "connections_per_ip": "0",
     "handshakes_per_second": "0",
 }
+
+_ROLES: Final[Mapping[str, str]] = {"gateways": "gateway"}
 
 
 class ServerFailed(Exception):
@@ -60,10 +61,9 @@ async def fresh_server(*, gateways: int = 1, policy: Mapping[str, str] = UNLIMIT
     """Run a server with this policy in a temporary data directory; stopped and removed on leaving, however that is."""
     # Not made here: embedded PostgreSQL runs under another user where we are root, and must be able to reach it.
     data_dir = Path(tempfile.gettempdir()) / f"mailboxd-bench-{secrets.token_hex(4)}"
-    port, ops_port = _free_ports(gateways), _free_ports(gateways + 1)
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
-            command(), "up", "--json", "--data-dir", str(data_dir), "--port", str(port), "--ops-port", str(ops_port),
+            command(), "up", "--json", "--data-dir", str(data_dir), "--port", "0", "--ops-port", "0",
             "--gateways", str(gateways),
             stdout=asyncio.subprocess.PIPE, stderr=said, start_new_session=True,
         )  # fmt: skip
@@ -75,7 +75,7 @@ async def fresh_server(*, gateways: int = 1, policy: Mapping[str, str] = UNLIMIT
                 await asyncio.sleep(5.0)  # "policy within 5 s" (DESIGN, stated times)
             yield Server(
                 urls=tuple(ready["urls"]),
-                pids={role: _pids(value) for role, value in ready["pids"].items()},
+                pids={_ROLES.get(role, role): _pids(value) for role, value in ready["pids"].items()},
                 postgres_dsn=ready.get("postgres_dsn"),
                 data_dir=data_dir,
                 policy=policy,
@@ -127,17 +127,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def _pids(value: int | list[int]) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
-
-
-def _free_ports(count: int) -> int:
-    """The first of `count` adjacent ports that nobody listens on now."""
-    for _ in range(100):
-        first = 20_000 + secrets.randbelow(12_000)  # below the ephemeral range, whose ports come and go by themselves
-        with ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return first
-    raise ServerFailed("no free ports")
