@@ -52,7 +52,9 @@ def connect(url: str) -> Redis:
     retry = Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,))
     if kind == "sentinel":
         return _sentinel(base, url, retry)
-    return Redis.from_url(url, max_connections=CONNECTIONS_MAX, retry=retry, **_OPTIONS)
+    # A Unix socket takes no keepalive, and the library refuses to be asked for it.
+    options = {name: value for name, value in _OPTIONS.items() if scheme != "unix" or name != "socket_keepalive"}
+    return Redis.from_url(url, max_connections=CONNECTIONS_MAX, retry=retry, **options)
 
 
 def _first_host(rest: str) -> str:
