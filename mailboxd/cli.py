@@ -14,7 +14,7 @@ from mailboxd.admin import admin_app
 from mailboxd.failures import explain
 from mailboxd.migrate import migrate_app
 from mailboxd.options import ConfigFile, DataDir, Json
-from mailboxd.terminal import EXIT_INTERRUPTED, EXIT_OK, complain, pairs, print_result
+from mailboxd.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, complain, pairs, print_result, table
 
 app = typer.Typer(
     name="mailboxd",
@@ -172,6 +172,22 @@ def config(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Js
     shown = load_all_settings(data_dir=data_dir, config_file=config_file)
     lines = [line for part, values in shown.items() for line in ("", f"[{part}]", *pairs(values))][1:]
     print_result(shown, as_json=as_json, lines=lines)
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False) -> None:
+    """Check this machine, the settings, PostgreSQL and Redis, and say what to do. Exit code 1 when a check failed."""
+    import asyncio
+
+    from mailboxd.doctor import examine
+    from mailboxd.findings import Verdict
+
+    findings = asyncio.run(examine(data_dir, config_file))
+    healthy = all(finding.verdict is not Verdict.FAILED for finding in findings)
+    document = {"healthy": healthy, "findings": [finding._asdict() for finding in findings]}
+    print_result(document, as_json=as_json, lines=table(("check", "verdict", "found"), findings))
+    if not healthy:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

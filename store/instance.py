@@ -43,6 +43,14 @@ async def has_instance(dsn: str) -> bool:
         return await connection.fetchrow(_SQL["read_instance"]) is not None
 
 
+async def read_signing_keys(dsn: str) -> dict[str, bytes] | None:
+    """The public signing keys that count, by `kid`; None when the database holds no instance."""
+    async with _connected(dsn) as connection:
+        if await connection.fetchrow(_SQL["read_instance"]) is None:
+            return None
+        return {row["kid"]: row["public_key"] for row in await connection.fetch(_SQL["live_signing_keys"])}
+
+
 async def ensure_instance(dsn: str, *, policy: Policy, signing_keys: Mapping[str, bytes]) -> Instance:
     """Create the instance row when there is none, and take over the public signing keys by `kid`. Repeatable.
 
