@@ -171,6 +171,11 @@ class DeliveryState:
             return None
         return ReadPlan(self.sent, min(room_entries, BATCH_ENTRIES_MAX), max(1, min(room_bytes, READ_BYTES_MAX)))
 
+    @property
+    def waits_for_window(self) -> bool:
+        """There is a reason to look into the mailbox, and the client has to free its window first."""
+        return self._stale and self._open and not self._reading and self.read_wanted() is None
+
     def read_started(self) -> None:
         """The read is on its way: until it is back nothing is pushed from memory and no second one starts."""
         self._reading = True
