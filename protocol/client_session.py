@@ -150,10 +150,10 @@ class ClientSession:
             case AckResult(ref, results):
                 if results != (ACKED,) * self._acks.pop(ref, -1):
                     raise ContractBroken("ACK_RESULT says acked for each id of an ACK in flight")
-            case MailboxBatch(None):
-                self._pushed(frame)
             case MailboxBatch(ref, entries):
-                if len(entries) > self._pulls.pop(ref, -1):
+                if ref is None:
+                    self._pushed(frame)
+                elif len(entries) > self._pulls.pop(ref, -1):
                     raise ContractBroken("a page answers a pull in flight and keeps its limit")
             case Error():
                 self._failed(frame)

@@ -1,0 +1,1 @@
+"""Test vectors for clients in other languages: JSON files beside the script that makes them."""
