@@ -92,7 +92,7 @@ def require_reachable(path: Path, user: ServerUser) -> None:
 
 
 def default_data_dir(wanted: Path = Path(".mailboxd")) -> Path:
-    """Where to keep the data when nobody said: here, or for root in a closed place (/root) below /var/lib."""
+    """Where to keep the data when nobody said: here, or for root in a closed place (its home) below /var/lib."""
     if os.geteuid() == 0 and first_closed(wanted.absolute().parent, server_user(wanted / "postgres")) is not None:
         return default_data_dir_of_root()
     return wanted

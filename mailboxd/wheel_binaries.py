@@ -22,7 +22,7 @@ _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 class Programs:
     """The two servers, at a place that their user can run them from.
 
-    Installed below a directory that is closed to that user (a checkout in /root), the programs are linked, or else
+    Installed below a directory that is closed to that user (a checkout in root's home), the programs are linked, or else
     copied, into the data directory once per version.
     """
 

@@ -55,9 +55,9 @@ _TEXT: Final = re.compile(
     | \b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b            # a uuid, as PostgreSQL prints ids
     | \b(?:\d{1,3}\.){3}\d{1,3}\b                                         # IPv4
     | (?<![\w:])(?:[0-9a-fA-F]{1,4}:){4,7}[0-9a-fA-F]{0,4}(?![\w:])       # IPv6, most forms
-    | (?<![\w:])[0-9a-fA-F]{0,4}::(?:[0-9a-fA-F]{1,4}:?)*(?![\w:])        # IPv6, shortened
+    | (?<![\w:])(?:[0-9a-fA-F]{1,4}:)*[0-9a-fA-F]{0,4}::[0-9a-fA-F:.]*(?!\w)   # IPv6, shortened
     | (?:\\x|\b)[0-9a-fA-F]{16,}\b                                        # hex: bytea, digests
-    | (?<![\w/.+-])(?=[\w+/-]*[A-Z])[\w+/-]{20,}={0,2}(?![\w/.+-])     # base64 of 15 bytes and more
+    | (?<![\w+/-])(?=[\w+/-]*[A-Z])[\w+/-]{20,}={0,2}(?![\w+/-])           # base64 of 15 bytes and more
     | b(['"])(?:(?!\1)[^\\]|\\.)*\1                                       # the repr of bytes
     """,
     re.VERBOSE,

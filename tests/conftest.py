@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
+import structlog
 
 from tests.support.blocking import BlockingRunner
 from tests.support.clock import FakeClock
@@ -18,6 +20,18 @@ REQUIRE_ALL = os.environ.get("MAILBOXD_TEST_REQUIRE_ALL") == "1"
 _INSTANCE = """
 INSERT INTO instances (instance_id, policy, restore_epoch) VALUES (gen_random_uuid(), '{}'::jsonb, gen_random_uuid())
 """
+
+
+def pytest_configure() -> None:
+    # What code logs goes into pytest's captured output: one plain line, no search through local variables.
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["level", "event"]),
+        ],
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stdout),
+    )
 
 
 @pytest.hookimpl(wrapper=True)
