@@ -1,0 +1,449 @@
+"""The public client: five lines to send, five to receive (docs/client-guide.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from mailbox_client.account import Account, open_store
+from mailbox_client.delivery import Delivery
+from mailbox_client.driver import Driver
+from mailbox_client.engine_io import (
+    Confirm,
+    DeferMessages,
+    Forget,
+    Prefer,
+    Resend,
+    RetryDeferred,
+    ReturnMessages,
+    Start,
+    Submit,
+    TakeMessages,
+    Woke,
+)
+from mailbox_client.errors import (
+    ClientStopped,
+    IdsUnavailable,
+    SendRefused,
+    SendUnknown,
+    StopReason,
+)
+from mailbox_client.events import (
+    CaughtUp,
+    Connected,
+    Disconnected,
+    Event,
+    SendConfirmed,
+    SendOutcomeUnknown,
+    SendsRefused,
+    Stopped,
+    Transport,
+)
+from mailbox_client.local_store import LocalStore, SendState, StoredMessage, StoredSend
+from mailbox_client.outgoing import wire_bytes
+from mailbox_client.pulse import Pulse
+from mailbox_client.receipts import Receipt
+from mailbox_client.sends import checked, outcome_of
+from mailbox_client.settings import ClientSettings
+from mailbox_client.transport_http import MailboxHttp
+from protocol.frames import SendEnvelope
+from protocol.ids import ClientMessageId, DeviceId, MessageId, is_id
+
+EVENTS_KEPT: Final = 1_024
+
+
+class MailboxClient:
+    """One device's mailbox: sends that are never lost or doubled, messages that come once.
+
+        async with MailboxClient(url, "device.sqlite") as client:
+            receipt = await client.send({friend: sealed})
+            async for delivery in client.messages():
+                keep(delivery.body)
+                await delivery.confirm()
+
+    It connects by itself and keeps trying; entering and sending work without a network, and what is pending goes out
+    later, also by a later process. One client per store. `on_event` is called in the event loop and must not block.
+    Entering raises NotRegistered, StoreFault, CorruptHighWater.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        store: LocalStore | str | Path,
+        *,
+        settings: ClientSettings | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._url = url
+        self._given_store = store
+        self._settings = settings or ClientSettings()
+        self._on_event = on_event
+        self._tls = tls
+        self._store: LocalStore | None = None
+        self._driver_or_none: Driver | None = None
+        self._account: Account | None = None
+        self._waiting: dict[ClientMessageId, asyncio.Future[Receipt]] = {}
+        self._open_sends: dict[ClientMessageId, int] = {}  # without an outcome, with their sizes
+        self._open_bytes = 0
+        self._changed = Pulse()
+        self._messages: deque[StoredMessage] = deque()
+        self._in_hand: dict[MessageId, None] = {}  # yielded, neither confirmed nor deferred
+        self._messages_pulse = Pulse()
+        self._taking = False
+        self._subscribers: list[tuple[deque[Event], asyncio.Event]] = []
+        self._stopped: StopReason | None = None
+        self._caught_up = asyncio.Event()
+        self._connected: Transport | None = None
+
+    # -- life
+
+    async def __aenter__(self) -> Self:
+        store = self._store = open_store(self._given_store)
+        try:
+            self._account = Account.load(store)
+            with store.transaction():
+                for send in store.sends(SendState.PENDING):
+                    self._note_open(send.cmid, send.envelopes)
+            self._driver_or_none = Driver(
+                self._url,
+                store,
+                self._account,
+                self._settings,
+                tls=self._tls,
+                on_event=self._event,
+                on_messages=self._handed_over,
+                on_messages_waiting=self._messages_pulse.ring,
+            )
+            await self._driver.open()
+        except BaseException:
+            await self._close(clean=True)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # An error of the app while it holds a message is what "crashed on it" means; a cancel is not.
+        await self._close(clean=kind is None or not issubclass(kind, Exception))
+
+    async def close(self) -> None:
+        """Leave in good order. Messages in hand that were not confirmed are delivered again by the next client."""
+        await self._close(clean=True)
+
+    async def _close(self, *, clean: bool) -> None:
+        driver = self._driver_or_none
+        if driver is not None:
+            back = [message.entry.mid for message in self._messages]
+            if clean:
+                back = [*self._in_hand, *back]
+            self._messages.clear()
+            if back and self._stopped is not StopReason.STORE:
+                driver.give(ReturnMessages(tuple(back)))
+            await driver.close()
+        store = self._store
+        if store is not None and store is not self._given_store:
+            self._store = None
+            store.close()
+
+    @property
+    def _driver(self) -> Driver:
+        if self._driver_or_none is None:
+            raise ClientStopped(StopReason.CLOSED)
+        return self._driver_or_none
+
+    @property
+    def _open_store(self) -> LocalStore:
+        if self._store is None:
+            raise ClientStopped(StopReason.CLOSED)
+        return self._store
+
+    @property
+    def account(self) -> Account:
+        if self._account is None:
+            raise ClientStopped(StopReason.CLOSED)
+        return self._account
+
+    @property
+    def device_id(self) -> DeviceId:
+        return self.account.device_id
+
+    @property
+    def http(self) -> MailboxHttp:
+        """The HTTP door with this device's token: prekeys, push route, devices, status."""
+        return self._driver.http
+
+    @property
+    def connected(self) -> Transport | None:
+        """The transport in use, None while there is none."""
+        return self._connected
+
+    @property
+    def stopped(self) -> StopReason | None:
+        return self._stopped
+
+    async def caught_up(self) -> None:
+        """Return once the mailbox was read up to what it held when the present connection began."""
+        while not self._caught_up.is_set():
+            self._check_running()
+            await self._changed.wait()
+
+    # -- sending
+
+    def next_client_message_id(self) -> ClientMessageId:
+        """Issue an id for one later send, without waiting; all zero if none can be issued now (seed 003)."""
+        return self._driver.ids.issue()
+
+    async def send(
+        self,
+        bodies: Mapping[DeviceId, bytes],
+        *,
+        protocol_version: int = 1,
+        ttl_s: int | None = None,
+        pad: int | None = None,
+        echo: bool = True,
+        client_message_id: ClientMessageId | None = None,
+    ) -> Receipt:
+        """Send sealed bodies, one a recipient device, and return when the server stored them durably.
+
+        All are stored in one transaction, or those that are refused are named in `receipt.refused` and the rest is.
+        Raises SendRefused if every recipient was refused, SendUnknown if after 24 h without a connection nothing can be
+        said, ClientStopped, StoreFault, IdNotUsable, IdsUnavailable, ValueError. Cancelling does not take it back: once
+        it is in the store it goes out, and `outcome` tells of it.
+        """
+        envelopes = [
+            SendEnvelope(to, MessageId(secrets.token_bytes(16)), protocol_version, body, ttl_s, pad)
+            for to, body in bodies.items()
+        ]
+        return await self.send_envelopes(envelopes, echo=echo, client_message_id=client_message_id)
+
+    async def send_envelopes(
+        self,
+        envelopes: Sequence[SendEnvelope],
+        *,
+        echo: bool = True,
+        client_message_id: ClientMessageId | None = None,
+    ) -> Receipt:
+        """The same for envelopes that the app made whole, message ids included."""
+        return await self.outcome(await self.post(envelopes, echo=echo, client_message_id=client_message_id))
+
+    async def post(
+        self,
+        envelopes: Sequence[SendEnvelope],
+        *,
+        echo: bool = True,
+        client_message_id: ClientMessageId | None = None,
+    ) -> ClientMessageId:
+        """Take over a send and return its id once it is durable here; `outcome` waits for the server's answer.
+
+        Waits while as much is pending as may be.
+        """
+        whole = checked(envelopes)
+        await self._room_for(wire_bytes(whole))
+        self._check_running()
+        ids = self._driver.ids
+        cmid = client_message_id
+        if cmid is None:
+            cmid = ids.issue()
+            if not is_id(cmid):
+                raise IdsUnavailable("no client message id can be issued now")
+        ids.consume(cmid)
+        self._note_open(cmid, whole)
+        try:
+            await self._driver.give_durably(Submit(cmid, whole, echo))
+        except Exception:
+            self._note_done(cmid)
+            raise
+        return cmid
+
+    async def outcome(self, cmid: ClientMessageId) -> Receipt:
+        """Wait for what becomes of a send, also of one that an earlier process posted. Raises as `send` does."""
+        if cmid not in self._open_sends:
+            return outcome_of(cmid, await self._driver.in_store(lambda: self._open_store.send(cmid)))
+        self._check_running()
+        future = self._waiting.get(cmid)
+        if future is None:
+            future = self._waiting[cmid] = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(future)
+
+    async def unknown_sends(self) -> list[StoredSend]:
+        """Sends whose outcome nobody can tell any more (seed 002): `resend` or `forget` each."""
+        return await self._driver.in_store(lambda: self._open_store.sends(SendState.UNKNOWN))
+
+    async def resend(self, cmid: ClientMessageId) -> None:
+        """Try a send whose outcome is unknown again, under its id."""
+        stored = await self._driver.in_store(lambda: self._open_store.send(cmid))
+        if stored is not None and stored.state is SendState.UNKNOWN:
+            self._note_open(cmid, stored.envelopes)
+            await self._driver.give_durably(Resend(cmid))
+
+    async def forget(self, cmid: ClientMessageId) -> None:
+        """Leave a send whose outcome is unknown as it is."""
+        await self._driver.give_durably(Forget(cmid))
+
+    @property
+    def pending_sends(self) -> int:
+        """Sends without an outcome."""
+        return len(self._open_sends)
+
+    # -- receiving
+
+    async def messages(self) -> AsyncIterator[Delivery]:
+        """Messages in the order of the mailbox, without end. Ends when the client is closed.
+
+        Raises ClientStopped when it stopped for another reason. Several loops at once share the messages.
+        """
+        while True:
+            while self._messages:
+                message = self._messages.popleft()
+                self._in_hand[message.entry.mid] = None
+                yield Delivery(self, message)
+            if self._stopped is StopReason.CLOSED:
+                return
+            self._check_running()
+            if not self._taking:
+                self._taking = True
+                self._driver.give(TakeMessages(self._settings.hand_over_batch))
+            await self._messages_pulse.wait()
+
+    async def confirm(self, *deliveries: Delivery) -> None:
+        """Confirm messages together: one durable write for all."""
+        mids = tuple(delivery.message_id for delivery in deliveries)
+        await self._driver.give_durably(Confirm(mids))
+        for mid in mids:
+            self._in_hand.pop(mid, None)
+
+    async def defer(self, *deliveries: Delivery) -> None:
+        """Put messages aside together."""
+        mids = tuple(delivery.message_id for delivery in deliveries)
+        await self._driver.give_durably(DeferMessages(mids))
+        for mid in mids:
+            self._in_hand.pop(mid, None)
+
+    async def retry_deferred(self) -> None:
+        """Deliver all deferred messages again, for example after a key change."""
+        await self._driver.give_durably(RetryDeferred())
+
+    # -- the connection
+
+    def on_wake(self) -> None:
+        """Call it when a wake push came or the device woke up: the connection is proven within 3 s or replaced."""
+        self._driver.give(Woke())
+
+    def reconnect(self) -> None:
+        """Start again after a stop, because the user acted."""
+        self._stopped = None
+        self._driver.give(Start())
+
+    def prefer(self, transport: Transport | None) -> None:
+        """Use only this transport from now on; None: a WebSocket where possible, else HTTP."""
+        self._driver.give(Prefer(transport))
+
+    def cut_connection(self) -> None:
+        """Lose the connection without closing it, as a dead network would. For tests and demonstrations."""
+        self._driver.cut()
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What happens from now on. A reader that falls 1,024 events behind loses the oldest."""
+        queue: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        bell = asyncio.Event()
+        subscriber = (queue, bell)
+        self._subscribers.append(subscriber)
+        try:
+            while True:
+                while queue:
+                    event = queue.popleft()
+                    yield event
+                    if isinstance(event, Stopped):
+                        return
+                bell.clear()
+                await bell.wait()
+        finally:
+            self._subscribers.remove(subscriber)
+
+    # -- what the driver tells
+
+    def _event(self, event: Event) -> None:
+        match event:
+            case SendConfirmed(receipt):
+                self._settle(receipt.client_message_id, receipt)
+            case SendsRefused(cmid, refused, True):
+                self._settle(cmid, SendRefused(cmid, refused))
+            case SendOutcomeUnknown(cmid):
+                self._settle(cmid, SendUnknown(cmid))
+            case Connected(transport, _):
+                self._connected = transport
+            case CaughtUp():
+                self._caught_up.set()
+            case Disconnected():
+                self._connected = None
+                self._caught_up.clear()
+            case Stopped(reason):
+                self._stop(reason)
+            case _:
+                pass
+        self._changed.ring()
+        if self._on_event is not None:
+            self._on_event(event)
+        for queue, bell in self._subscribers:
+            queue.append(event)
+            bell.set()
+
+    def _stop(self, reason: StopReason) -> None:
+        self._stopped = reason
+        self._connected = None
+        self._caught_up.clear()
+        self._messages_pulse.ring()
+        for future in self._waiting.values():
+            _fail(future, ClientStopped(reason))
+        self._waiting.clear()
+
+    def _handed_over(self, messages: tuple[StoredMessage, ...]) -> None:
+        self._taking = False
+        self._messages.extend(messages)
+        if messages:
+            self._messages_pulse.ring()
+
+    def _settle(self, cmid: ClientMessageId, outcome: Receipt | Exception) -> None:
+        self._note_done(cmid)
+        future = self._waiting.pop(cmid, None)
+        if future is None or future.done():
+            return
+        if isinstance(outcome, Receipt):
+            future.set_result(outcome)
+        else:
+            _fail(future, outcome)
+
+    # -- inside
+
+    def _check_running(self) -> None:
+        if self._stopped is not None:
+            raise ClientStopped(self._stopped)
+
+    def _note_open(self, cmid: ClientMessageId, envelopes: Sequence[SendEnvelope]) -> None:
+        size = wire_bytes(envelopes)
+        self._open_sends[cmid] = size
+        self._open_bytes += size
+
+    def _note_done(self, cmid: ClientMessageId) -> None:
+        self._open_bytes -= self._open_sends.pop(cmid, 0)
+
+    async def _room_for(self, size: int) -> None:
+        settings = self._settings
+        while self._open_sends and (
+            len(self._open_sends) >= settings.pending_max or self._open_bytes + size > settings.pending_bytes_max
+        ):
+            self._check_running()
+            await self._changed.wait()
+
+
+def _fail(future: asyncio.Future[Receipt], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # whoever still waits gets it; nobody has to

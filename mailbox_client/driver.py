@@ -1,0 +1,406 @@
+"""Runs one engine in asyncio: gathers inputs, steps, and only then carries out what the step said.
+
+All inputs that wait are taken in one step, hence one store transaction: a hundred sends or confirmations at once cost
+one sync to disk. Stores that block run in a thread of their own, one call at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from mailbox_client.account import Account
+from mailbox_client.client_message_ids import ClientMessageIds
+from mailbox_client.engine import Engine
+from mailbox_client.engine_io import (
+    Abandon,
+    AckAnswered,
+    CloseSocket,
+    FetchToken,
+    FrameReceived,
+    GetPage,
+    HandOver,
+    Input,
+    MessagesWaiting,
+    Notify,
+    OpenSocket,
+    Output,
+    PostAck,
+    PostSend,
+    PullAnswered,
+    PutFrame,
+    RequestFailed,
+    SendAnswered,
+    ServerTimeKnown,
+    SocketLost,
+    SocketOpened,
+    Start,
+    Stop,
+    Tick,
+    TokenFailed,
+    TokenGiven,
+    Woke,
+)
+from mailbox_client.errors import ClientError, ClientStopped, StopReason
+from mailbox_client.events import Event, Stopped
+from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
+from mailbox_client.pulse import Pulse
+from mailbox_client.settings import ClientSettings
+from mailbox_client.transport_http import MailboxHttp
+from mailbox_client.transport_ws import SocketAdapter
+from protocol.client_message_id import SERVER_TIME_SHIFT, CorruptHighWater, OrdinalsExhausted
+from protocol.errors import MailboxError
+
+logger = logging.getLogger("mailbox_client")
+
+INBOX_MAX: Final = 1_024  # frames; past it the socket is not read until the engine has caught up
+STORE_FAILURES_MAX: Final = 5
+SLEEP_NOTICED_MS: Final = 2_000
+Result = TypeVar("Result")
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def asleep_ms() -> int:
+    """How long this machine has slept since it started, where the platform tells."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    if boottime is None:
+        return 0
+    return (time.clock_gettime_ns(boottime) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) // 1_000_000
+
+
+class Driver:
+    """The engine's hands: clock, randomness, socket, HTTP, store thread. `on_event` and `on_messages` run in the loop.
+
+    A store that fails costs the engine and the connection, not the process: an engine is made anew from what the store
+    holds; after five failures in a row it stops with StopReason.STORE.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        store: LocalStore,
+        account: Account,
+        settings: ClientSettings,
+        *,
+        tls: ssl.SSLContext | None,
+        on_event: Callable[[Event], None],
+        on_messages: Callable[[tuple[StoredMessage, ...]], None],
+        on_messages_waiting: Callable[[], None],
+    ) -> None:
+        self.http = MailboxHttp(url, tls=tls)
+        self._url = url
+        self._tls = tls
+        self._store = store
+        self._account = account
+        self._settings = settings
+        self._on_event = on_event
+        self._on_messages = on_messages
+        self._on_messages_waiting = on_messages_waiting
+        self._instance = secrets.token_bytes(16)
+        self._random = secrets.SystemRandom().random
+        self._thread = ThreadPoolExecutor(1, "mailbox-store") if store.blocks else None
+        self._inbox: list[tuple[Input, asyncio.Future[None] | None]] = []
+        self._bell = asyncio.Event()
+        self._taken = Pulse()  # the inbox was taken: whoever waits for room looks again
+        self._socket: SocketAdapter | None = None
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._engine: Engine | None = None
+        self._ids: ClientMessageIds | None = None
+        self._ending = False
+        self._store_failures = 0
+        self._asleep = asleep_ms()
+        self._pump: asyncio.Task[None] | None = None
+
+    # -- life
+
+    async def open(self) -> None:
+        """Load the engine and take the first lease of client message ids. Raises StoreFault, CorruptHighWater, …"""
+        lease = await self._in_store(
+            lambda: self._store.reserve_ordinals(self._account.device_id, ordinals=self._settings.lease_ordinals)
+        )
+        self._ids = ClientMessageIds(self._account.device_id, lease, outstanding_max=self._settings.outstanding_max)
+        self._engine = await self._in_store(lambda: self._make_engine(after_crash=True))
+        self._pump = asyncio.create_task(self._run(), name="mailbox-client")
+        self.give(Start())
+
+    async def close(self) -> None:
+        """Stop the engine in good order, then everything that it started. Safe to cancel and to call again."""
+        pump = self._pump
+        if pump is not None:
+            self._ending = True
+            self.give(Stop())
+            try:
+                await asyncio.shield(pump)
+            finally:
+                pump.cancel()
+        for task in [*self._requests.values(), *self._closing]:
+            task.cancel()
+        await asyncio.gather(*self._requests.values(), *self._closing, return_exceptions=True)
+        if self._socket is not None:
+            await self._socket.drop()
+            self._socket = None
+        await self.http.close()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+
+    @property
+    def ids(self) -> ClientMessageIds:
+        assert self._ids is not None  # noqa: S101 - open() came first
+        return self._ids
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None  # noqa: S101 - open() came first
+        return self._engine
+
+    # -- inputs
+
+    def give(self, one: Input) -> None:
+        """Tell the engine; it hears it in the next step."""
+        self._inbox.append((one, None))
+        self._bell.set()
+
+    async def give_durably(self, one: Input) -> None:
+        """Tell the engine and return once the step that heard it is durable. Cancelling does not take it back.
+
+        Raises StoreFault if the store failed: then nothing of it was kept; ClientStopped if the client was closed.
+        """
+        if self._pump is None or self._pump.done():
+            raise ClientStopped(StopReason.CLOSED)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.append((one, done))
+        self._bell.set()
+        await done
+
+    def cut(self) -> None:
+        """Lose the connection without a word, as a dead network would."""
+        if self._socket is not None:
+            self._socket.cut()
+
+    async def in_store(self, call: Callable[[], Result]) -> Result:
+        """Run a read of the store in one transaction between steps."""
+
+        def transacted() -> Result:
+            with self._store.transaction():
+                return call()
+
+        return await self._in_store(transacted)
+
+    # -- the pump
+
+    async def _run(self) -> None:
+        try:
+            await self._steps()
+        except Exception:
+            logger.exception("the client failed on a bug of its own and has stopped")
+            self._on_event(Stopped(StopReason.FAULT))
+        finally:
+            self._answer(self._inbox, ClientStopped(StopReason.CLOSED))
+
+    async def _steps(self) -> None:
+        while True:
+            await self._wait_for_work()
+            batch, self._inbox = self._inbox, []
+            self._bell.clear()
+            self._taken.ring()
+            inputs = [one for one, _done in batch]
+            if self._slept():
+                inputs.append(Woke())
+            inputs.append(Tick())
+            engine = self.engine
+            try:
+                outputs = await self._in_store(lambda: engine.step(monotonic_ms(), inputs))  # noqa: B023
+            except StoreFault as fault:
+                self._answer(batch, fault)
+                self._on_messages(())  # a TakeMessages among them gave nothing
+                if not await self._start_again():
+                    return
+                continue
+            self._store_failures = 0
+            self._answer(batch, None)
+            for output in outputs:
+                self._carry_out(output)
+            if self._ending and any(isinstance(one, Stop) for one in inputs):
+                return
+            await self._renew_leases(outputs)
+
+    async def _wait_for_work(self) -> None:
+        now = monotonic_ms()
+        due = self.engine.next_due(now)
+        if self._inbox or (due is not None and due <= now):
+            await asyncio.sleep(0)  # let others add to the batch
+            return
+        # The pause is bounded so that a machine's sleep is noticed soon after it.
+        pause_s = 1.0 if due is None else min(1.0, (due - now) / 1000)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._bell.wait()
+
+    def _slept(self) -> bool:
+        asleep = asleep_ms()
+        slept = asleep - self._asleep > SLEEP_NOTICED_MS
+        self._asleep = asleep
+        return slept
+
+    @staticmethod
+    def _answer(batch: list[tuple[Input, asyncio.Future[None] | None]], fault: Exception | None) -> None:
+        for _one, done in batch:
+            if done is not None and not done.done():
+                if fault is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(fault)
+
+    async def _start_again(self) -> bool:
+        """After a store failure: drop everything in flight and make an engine from what the store holds."""
+        for task in self._requests.values():
+            task.cancel()
+        if self._socket is not None:
+            self._later(self._socket.drop())
+            self._socket = None
+        while True:
+            self._store_failures += 1
+            if self._store_failures >= STORE_FAILURES_MAX or self._ending:
+                self._on_event(Stopped(StopReason.STORE))
+                return False
+            await asyncio.sleep(0.1 * 2**self._store_failures)
+            try:
+                self._engine = await self._in_store(lambda: self._make_engine(after_crash=False))
+            except StoreFault:
+                continue
+            self.give(Start())
+            return True
+
+    def _make_engine(self, *, after_crash: bool) -> Engine:
+        return Engine(
+            self._store, self._settings, random=self._random, instance=self._instance, after_crash=after_crash
+        )
+
+    async def _renew_leases(self, outputs: list[Output]) -> None:
+        ids, device, ordinals = self.ids, self._account.device_id, self._settings.lease_ordinals
+        known = next((output.server_now_ms for output in outputs if isinstance(output, ServerTimeKnown)), None)
+        try:
+            if known is not None and ids.current_first < known << SERVER_TIME_SHIFT:
+                ids.start_again_at(
+                    await self._in_store(
+                        lambda: self._store.reserve_ordinals(device, server_now_ms=known, ordinals=ordinals)
+                    )
+                )
+            elif ids.wants_lease:
+                server_now = self.engine.server_now(monotonic_ms())
+                ids.add_lease(
+                    await self._in_store(
+                        lambda: self._store.reserve_ordinals(device, server_now_ms=server_now, ordinals=ordinals)
+                    )
+                )
+        except (StoreFault, OrdinalsExhausted, CorruptHighWater):
+            pass  # what is leased goes on; when it ends, issuing says so
+
+    async def _in_store(self, call: Callable[[], Result]) -> Result:
+        if self._thread is None:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # -- outputs
+
+    def _carry_out(self, output: Output) -> None:
+        match output:
+            case PutFrame(_, frame):
+                if self._socket is not None:
+                    self._socket.put(frame)
+            case Notify(event):
+                self._on_event(event)
+            case HandOver(messages):
+                self._on_messages(messages)
+            case MessagesWaiting():
+                self._on_messages_waiting()
+            case OpenSocket(socket):
+                self._socket = SocketAdapter(
+                    socket, self._url, self._report, tls=self._tls, open_timeout_s=self._settings.open_ms / 1000
+                )
+            case CloseSocket(_, at_once):
+                if self._socket is not None:
+                    self._later(self._socket.drop() if at_once else self._socket.close())
+                    self._socket = None
+            case FetchToken(request):
+                self._start(request, self._fetch_token(request))
+            case GetPage():
+                self._start(output.request, self._get_page(output))
+            case PostSend():
+                self._start(output.request, self._post_send(output))
+            case PostAck():
+                self._start(output.request, self._post_ack(output))
+            case Abandon(request):
+                task = self._requests.pop(request, None)
+                if task is not None:
+                    self._later(_cancelled(task))
+            case ServerTimeKnown():
+                pass  # _renew_leases reads it
+
+    async def _report(self, one: SocketOpened | SocketLost | FrameReceived) -> None:
+        while len(self._inbox) >= INBOX_MAX:
+            await self._taken.wait()
+        self.give(one)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _start(self, request: int, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"mailbox-request-{request}")
+        self._requests[request] = task
+        task.add_done_callback(lambda _task: self._requests.pop(request, None))
+
+    async def _fetch_token(self, request: int) -> None:
+        try:
+            token = await self._account.fetch_token(self.http)
+        except MailboxError as error:
+            self.give(TokenFailed(request, error))
+        except ClientError:
+            self.give(TokenFailed(request))
+        else:
+            now = token.server_now_ms
+            self.give(TokenGiven(request, token.token, token.reauth_before - now, now))
+
+    async def _get_page(self, page: GetPage) -> None:
+        try:
+            answer = await self.http.pull_mailbox(
+                page.cursor, limit=self._settings.page_limit, wait_s=page.wait_s, until=page.until
+            )
+            self.give(PullAnswered(page.request, answer))
+        except (MailboxError, ClientError) as error:
+            self._failed(page.request, error)
+
+    async def _post_send(self, post: PostSend) -> None:
+        try:
+            answer = await self.http.send(post.send.envelopes, client_message_id=post.send.cmid, echo=post.send.echo)
+            self.give(SendAnswered(post.request, answer.duplicate, answer.results))
+        except (MailboxError, ClientError) as error:
+            self._failed(post.request, error)
+
+    async def _post_ack(self, post: PostAck) -> None:
+        try:
+            await self.http.ack(post.mids)
+            self.give(AckAnswered(post.request))
+        except (MailboxError, ClientError) as error:
+            self._failed(post.request, error)
+
+    def _failed(self, request: int, error: Exception) -> None:
+        self.give(RequestFailed(request, error if isinstance(error, MailboxError) else None))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,427 @@
+"""The life of the connection: token, WebSocket, HTTP instead, backoff, heartbeat, GOAWAY, REAUTH (WIRE's close codes).
+
+It decides when and how to be connected and knows nothing of sends or messages. One connection exists at a time; its
+loss is told to the listener before anything else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from mailbox_client.backoff import full_jitter
+from mailbox_client.engine_io import Abandon, CloseSocket, FetchToken, Notify, OpenSocket, Output, PutFrame, SocketLost
+from mailbox_client.errors import StopReason
+from mailbox_client.events import Connected, Disconnected, Stopped, Transport
+from mailbox_client.settings import ClientSettings
+from protocol.errors import CloseCode, ErrorCode, MailboxError
+from protocol.frames import GoAway, Hello, Ping, Reauth, Welcome
+
+TOKEN_SPARE_MS: Final = 10_000  # a token that ends sooner is not worth a connection
+TOKEN_REFUSALS_MAX: Final = 3
+PING_SHARE: Final = 0.6  # of heartbeat_s: a lost ping leaves time for another
+HTTP_STATUS_WAIT: Final = (429, 503)
+
+_FINAL: Final = {
+    CloseCode.REVOKED: StopReason.REVOKED,
+    CloseCode.REPLACED: StopReason.REPLACED,
+    CloseCode.MALFORMED: StopReason.FAULT,
+    CloseCode.TOO_BIG: StopReason.FAULT,
+}
+
+
+class Phase(Enum):
+    STOPPED = auto()
+    WAITING = auto()
+    TOKEN = auto()
+    OPENING = auto()
+    GREETING = auto()  # HELLO is out, WELCOME is not here
+    ONLINE = auto()
+    LEAVING = auto()  # after GOAWAY: only what is in flight is finished
+
+
+class Listener(Protocol):
+    def connection_lost(self) -> None:
+        """Everything in flight is undecided from now on."""
+
+    def http_begins(self, now: int) -> None:
+        """HTTP is the way to the server now: pull, then send."""
+
+
+class Link:
+    """The connection of one device, as a plan: calls say what happened, outputs say what to do."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        random: Callable[[], float],
+        requests: Iterator[int],
+        instance: bytes,
+        out: list[Output],
+        listener: Listener,
+    ) -> None:
+        self._settings = settings
+        self._random = random
+        self._requests = requests
+        self._instance = instance
+        self._out = out
+        self._listener = listener
+        self.phase = Phase.STOPPED
+        self.transport = Transport.WEBSOCKET
+        self.socket = 0
+        self.welcome: Welcome | None = None
+        self._due = 0
+        self._not_before = 0  # a come-back time that the server gave: nothing overrides it
+        self._prefer: Transport | None = None
+        self._token: str | None = None
+        self._token_until = 0
+        self._token_request = 0
+        self._token_refusals = 0
+        self._reauth_at: int | None = None
+        self._failures = 0
+        self._auth_failures = 0
+        self._socket_failures = 0  # upgrades that did not lead to a WELCOME while HTTP works
+        self._socket_retry_at = 0
+        self._socket_retries = 0
+        self._online_since = 0
+        self._last_put = 0
+        self._pong_due: int | None = None
+        self._pings = 0
+
+    @property
+    def online(self) -> bool:
+        return self.phase is Phase.ONLINE
+
+    @property
+    def has_socket(self) -> bool:
+        """True if frames can be put on the socket."""
+        return self.phase in (Phase.ONLINE, Phase.LEAVING) and self.transport is Transport.WEBSOCKET
+
+    # -- the app
+
+    def start(self, now: int) -> None:
+        if self.phase is Phase.STOPPED:
+            self._failures = self._auth_failures = self._token_refusals = 0
+            self._go_on(now)
+
+    def stop(self, reason: StopReason) -> None:
+        """End all trying. The socket is closed in good order unless the server closed it."""
+        if self.phase is Phase.STOPPED:
+            return
+        self._drop(at_once=False)
+        self.phase = Phase.STOPPED
+        self._listener.connection_lost()
+        self._out.append(Notify(Stopped(reason)))
+
+    def woke(self, now: int) -> None:
+        match self.phase:
+            case Phase.WAITING:
+                self._due = max(now, self._not_before)
+                self.tick(now)
+            case Phase.ONLINE if self.transport is Transport.WEBSOCKET:
+                self._ping(now, self._settings.pong_after_sleep_ms)
+            case Phase.ONLINE:
+                self._restart(now)  # a poll that slept may hang for ever
+            case _:
+                pass
+
+    def prefer(self, now: int, transport: Transport | None) -> None:
+        self._prefer = transport
+        self._socket_failures = 0
+        wrong = transport is not None and transport is not self.transport
+        if wrong and self.phase in (Phase.OPENING, Phase.GREETING, Phase.ONLINE, Phase.LEAVING):
+            self._restart(now)
+
+    # -- token
+
+    def token_given(self, now: int, request: int, token: str, reauth_in_ms: int) -> None:
+        if request != self._token_request:
+            return
+        self._token_request = 0
+        self._token = token
+        self._token_until = now + reauth_in_ms  # from then on the server wants another one
+        self._token_refusals = 0
+        self._plan_reauth(now, reauth_in_ms)
+        if self.phase is Phase.TOKEN:
+            self._go_on(now)
+        elif self.has_socket:
+            self.put(now, Reauth(token))
+
+    def token_failed(self, now: int, request: int, error: MailboxError | None, stop: StopReason | None) -> None:
+        if request != self._token_request:
+            return
+        self._token_request = 0
+        code = error.code if error is not None else None
+        if code is ErrorCode.UNAUTHENTICATED:
+            self._token_refusals += 1
+        if stop is None and code is ErrorCode.DEVICE_REVOKED:
+            stop = StopReason.REVOKED
+        if stop is None and self._token_refusals >= TOKEN_REFUSALS_MAX:
+            stop = StopReason.NOT_KNOWN
+        if stop is not None:
+            self.stop(stop)
+        elif self.phase is Phase.TOKEN:
+            self._fail(now, None, error.retry_after_ms if error is not None else None)
+        else:
+            self._reauth_at = now + self._backoff(1)
+
+    def reauthenticated(self, now: int, reauth_in_ms: int) -> None:
+        self._plan_reauth(now, reauth_in_ms)
+
+    def reauth_soon(self, now: int) -> None:
+        if self._token_request == 0:
+            self._fetch_token(now)
+
+    # -- socket
+
+    def socket_opened(self, now: int, socket: int, cursor: str | None) -> None:
+        if socket != self.socket or self.phase is not Phase.OPENING or self._token is None:
+            return
+        self.phase = Phase.GREETING
+        self._due = now + self._settings.welcome_ms
+        self._put(
+            now,
+            Hello(
+                self._token,
+                cursor,
+                self._settings.window_entries,
+                self._settings.window_bytes,
+                self._instance,
+                socket,
+                self._settings.client_name,
+            ),
+        )
+
+    def welcomed(self, now: int, welcome: Welcome) -> None:
+        self.phase = Phase.ONLINE
+        self.welcome = welcome
+        self._online_since = now
+        self._auth_failures = self._socket_failures = self._socket_retries = 0
+        self._plan_reauth(now, welcome.reauth_before - welcome.now)
+        self._out.append(Notify(Connected(Transport.WEBSOCKET, welcome.pending)))
+
+    def goaway(self, now: int, frame: GoAway) -> None:
+        self._not_before = now + frame.reconnect_after_ms
+        if self.phase is Phase.ONLINE:
+            self.phase = Phase.LEAVING
+            self._due = now + self._settings.leave_ms
+
+    def socket_lost(self, now: int, lost: SocketLost) -> None:
+        if lost.socket != self.socket or self.phase in (Phase.STOPPED, Phase.WAITING, Phase.TOKEN):
+            return
+        early = self.phase in (Phase.OPENING, Phase.GREETING)
+        leaving = self.phase is Phase.LEAVING
+        reason = _FINAL.get(lost.code) if lost.code is not None else None
+        self.phase = Phase.WAITING
+        if reason is not None:
+            self.stop(reason)
+        elif lost.reconnect_after_ms is not None:
+            self._not_before = now + lost.reconnect_after_ms
+            self._wait(now, lost.code, lost.reconnect_after_ms)
+        elif leaving:
+            self._wait(now, lost.code, max(0, self._not_before - now))
+        elif lost.code == CloseCode.UNAUTHENTICATED:
+            self._token = None
+            self._auth_failures += 1
+            self._wait(now, lost.code, 0 if self._auth_failures == 1 else self._backoff(self._auth_failures))
+        elif lost.code in (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.RESTART) and not early:
+            self._wait(now, lost.code, self._backoff(1))
+        else:
+            if early and not lost.unreachable and lost.http_status not in HTTP_STATUS_WAIT:
+                self._socket_failed(now)
+            self._fail(now, lost.code, None)
+
+    def frame_came(self) -> None:
+        """Any frame proves the connection."""
+        self._pong_due = None
+
+    def put(self, now: int, frame: object) -> None:
+        """Put a frame on the socket, if there is one."""
+        if self.has_socket:
+            self._put(now, frame)
+
+    # -- HTTP
+
+    def http_failed(self, now: int, error: MailboxError | None) -> None:
+        """A request of the HTTP session failed in a way that ends the session: reconcile before the next resend."""
+        if self.transport is not Transport.HTTP or self.phase is not Phase.ONLINE:
+            return
+        code = error.code if error is not None else None
+        if code is ErrorCode.DEVICE_REVOKED:
+            self.stop(StopReason.REVOKED)
+            return
+        if code in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED):
+            self._token = None
+            self._auth_failures += 1
+            self._wait(now, None, 0 if self._auth_failures == 1 else self._backoff(self._auth_failures))
+            return
+        self._fail(now, None, error.retry_after_ms if error is not None else None)
+
+    def http_works(self, now: int) -> None:
+        self._auth_failures = 0
+        if now - self._online_since >= self._settings.stable_ms:
+            self._failures = 0
+
+    def wants_socket(self, now: int) -> bool:
+        """True if HTTP is in use and it is time to try a WebSocket again."""
+        return (
+            self.online
+            and self.transport is Transport.HTTP
+            and self._prefer is not Transport.HTTP
+            and now >= self._socket_retry_at
+        )
+
+    def try_socket(self, now: int) -> None:
+        """Leave HTTP for a try. The caller has nothing in flight."""
+        self._restart(now)
+
+    # -- the clock
+
+    def tick(self, now: int) -> None:
+        if self.has_socket and self._pong_due is not None and now >= self._pong_due:
+            self._abort(now)
+            return
+        match self.phase:
+            case Phase.WAITING if now >= self._due:
+                self._go_on(now)
+            case Phase.TOKEN if now >= self._due:
+                self._out.append(Abandon(self._token_request))
+                self.token_failed(now, self._token_request, None, None)
+            case Phase.OPENING | Phase.GREETING if now >= self._due:
+                self._abort(now)
+            case Phase.ONLINE:
+                if now - self._online_since >= self._settings.stable_ms:
+                    self._failures = 0
+                if self._reauth_at is not None and now >= self._reauth_at and self._token_request == 0:
+                    self._fetch_token(now)
+                if self.transport is Transport.WEBSOCKET and now >= self._ping_at():
+                    self._ping(now, self._settings.pong_ms)
+            case _:
+                pass
+
+    def give_up(self, now: int) -> None:
+        """The connection looks alive and answers nothing: replace it."""
+        if self.has_socket:
+            self._abort(now)
+        else:
+            self._fail(now, None, None)
+
+    def leave_when_done(self, now: int, *, busy: bool) -> None:
+        """After GOAWAY: go as soon as nothing is in flight, or when the time for it is over."""
+        if self.phase is Phase.LEAVING and (not busy or now >= self._due):
+            self._drop(at_once=False)
+            self._wait(now, None, max(0, self._not_before - now))
+
+    def next_due(self) -> int | None:
+        match self.phase:
+            case Phase.STOPPED:
+                return None
+            case Phase.ONLINE:
+                dues = [self._reauth_at, self._pong_due]
+                if self.transport is Transport.WEBSOCKET:
+                    dues.append(self._ping_at())
+                elif self._prefer is not Transport.HTTP:
+                    dues.append(self._socket_retry_at)
+                if self._failures:
+                    dues.append(self._online_since + self._settings.stable_ms)
+                return min((due for due in dues if due is not None), default=None)
+            case _:
+                return self._due
+
+    # -- inside
+
+    def _go_on(self, now: int) -> None:
+        if self._token is None or self._token_until - now < TOKEN_SPARE_MS:
+            self.phase = Phase.TOKEN
+            self._due = now + self._settings.token_ms
+            if self._token_request == 0:
+                self._fetch_token(now)
+        elif self._http_now(now):
+            self.phase = Phase.ONLINE
+            self.transport = Transport.HTTP
+            self._online_since = now
+            self._listener.http_begins(now)
+        else:
+            self.phase = Phase.OPENING
+            self.transport = Transport.WEBSOCKET
+            self.welcome = None
+            self._pong_due = None
+            self.socket += 1
+            self._due = now + self._settings.open_ms
+            self._out.append(OpenSocket(self.socket))
+
+    def _http_now(self, now: int) -> bool:
+        if self._prefer is not None:
+            return self._prefer is Transport.HTTP
+        return self._socket_failures >= self._settings.socket_failures_max and now < self._socket_retry_at
+
+    def _socket_failed(self, now: int) -> None:
+        self._socket_failures += 1
+        if self._socket_failures >= self._settings.socket_failures_max:
+            self._socket_retries += 1
+            settings = self._settings
+            self._socket_retry_at = now + max(
+                settings.socket_retry_base_ms,
+                full_jitter(
+                    settings.socket_retry_base_ms, settings.socket_retry_cap_ms, self._socket_retries, self._random()
+                ),
+            )
+
+    def _fetch_token(self, _now: int) -> None:
+        self._reauth_at = None
+        self._token_request = next(self._requests)
+        self._out.append(FetchToken(self._token_request))
+
+    def _plan_reauth(self, now: int, reauth_in_ms: int) -> None:
+        # Well ahead of `reauth_before`, where the server says GOAWAY, and not all clients at one time.
+        ahead = min(60_000, reauth_in_ms // 4)
+        self._reauth_at = now + max(1_000, reauth_in_ms - ahead - int(self._random() * ahead))
+
+    def _ping_at(self) -> int:
+        heartbeat_s = self.welcome.heartbeat_s if self.welcome is not None else 45
+        return self._last_put + int(heartbeat_s * 1000 * PING_SHARE)
+
+    def _ping(self, now: int, pong_ms: int) -> None:
+        self._pings += 1
+        due = now + pong_ms
+        self._pong_due = due if self._pong_due is None else min(due, self._pong_due)
+        self._put(now, Ping(self._pings))
+
+    def _put(self, now: int, frame: object) -> None:
+        self._last_put = now
+        self._out.append(PutFrame(self.socket, frame))  # type: ignore[arg-type]
+
+    def _abort(self, now: int) -> None:
+        """Give the socket up as lost."""
+        self._out.append(CloseSocket(self.socket, at_once=True))
+        self.socket_lost(now, SocketLost(self.socket))
+
+    def _drop(self, *, at_once: bool) -> None:
+        if self.phase in (Phase.OPENING, Phase.GREETING) or self.has_socket:
+            self._out.append(CloseSocket(self.socket, at_once))
+        if self._token_request:
+            self._out.append(Abandon(self._token_request))
+            self._token_request = 0
+
+    def _restart(self, now: int) -> None:
+        self._drop(at_once=False)
+        self._listener.connection_lost()
+        self._go_on(now)
+
+    def _backoff(self, attempt: int) -> int:
+        return full_jitter(self._settings.backoff_base_ms, self._settings.backoff_cap_ms, attempt, self._random())
+
+    def _fail(self, now: int, code: int | None, retry_after_ms: int | None) -> None:
+        self._failures += 1
+        if self._http_now(now) and self.transport is Transport.WEBSOCKET:
+            self._wait(now, code, 0)  # HTTP has not been tried yet
+        else:
+            self._wait(now, code, max(retry_after_ms or 0, self._backoff(self._failures)))
+
+    def _wait(self, now: int, code: int | None, wait_ms: int) -> None:
+        self.phase = Phase.WAITING
+        self._pong_due = None
+        self._due = max(now + wait_ms, self._not_before)
+        self._listener.connection_lost()
+        self._out.append(Notify(Disconnected(code, self._due - now)))
