@@ -43,9 +43,9 @@ class AppendedLogs:
         for log in self._directory.glob("*.log"):
             if log.name not in self._kept_by_writer:
                 self._set_aside_if_due(log, part_seconds, now)
-                parts = sorted(self._directory.glob(f"{log.name}.*"), key=lambda part: part.name, reverse=True)
-                for number, part in enumerate(parts):
-                    if number >= PARTS_MAX or part.stat().st_mtime < now - max(0.0, retention_s - part_seconds):
+                parts = [part for part in self._directory.glob(f"{log.name}.*") if part.suffix[1:].isdigit()]
+                for number, part in enumerate(sorted(parts, key=_set_aside_at, reverse=True)):
+                    if number >= PARTS_MAX or _set_aside_at(part) <= now - max(0.0, retention_s - part_seconds):
                         part.unlink(missing_ok=True)
 
     def _set_aside_if_due(self, log: Path, part_seconds: float, now: float) -> None:
@@ -57,6 +57,11 @@ class AppendedLogs:
                 file.truncate(0)
         if not size or now - began >= part_seconds:
             self._part_began[log.name] = now
+
+
+def _set_aside_at(part: Path) -> float:
+    """When it was set aside, as its name says, in seconds since 1970: no line in it is younger."""
+    return int(part.suffix[1:]) / 1e9
 
 
 async def keep_logs(logs: AppendedLogs, load_policy: Callable[[], Awaitable[Policy]], clock: Clock) -> NoReturn:
