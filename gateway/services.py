@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # a list of parts: importing it must not load them all
 
     from gateway.auth import AuthService
     from gateway.byte_budget import ByteBudget
+    from gateway.come_back import ComeBack
     from gateway.connection_registry import ConnectionRegistry
     from gateway.database_time import DatabaseTime
     from gateway.delivery import Delivery
@@ -68,4 +69,5 @@ class GatewayServices:
     send: SendHandler
     readiness: Readiness
     drain: Drain
+    come_back: ComeBack
     metrics: GatewayMetrics
