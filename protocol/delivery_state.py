@@ -280,6 +280,11 @@ class DeliveryState:
         return self._unacked_bytes
 
     @property
+    def at_head(self) -> bool:
+        """As far as is known nothing un-acked lies above what was pushed."""
+        return not (self._stale or self._more)
+
+    @property
     def caught_up(self) -> bool:
         """A batch has said that the stream is past the watermark."""
         return self._caught_up_said
