@@ -190,6 +190,31 @@ def doctor(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Js
         raise typer.Exit(EXIT_FAILED)
 
 
+@app.command()
+def demo(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="What to send. Default: the README and the licence."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Where everything is kept; made when missing. Default .mailboxd"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Play a real exchange: two devices, sealed files, a wake push, lost connections. Exit code 0 if all came true.
+
+    Starts PostgreSQL, Valkey, a gateway and a worker in DIR for it and stops them afterwards. With --json every line is
+    a JSON object and the last one is the result.
+    """
+    from mailboxd.demo.run import run_demo
+    from mailboxd.embedded import default_data_dir
+
+    raise typer.Exit(run_demo((data_dir or default_data_dir()).absolute(), files or (), os.environ, as_json=as_json))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. An expected failure is one clear line for every mistake."""
     try:

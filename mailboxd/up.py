@@ -99,6 +99,41 @@ async def run_up(options: UpOptions, environ: Mapping[str, str], on_ready: Calla
     return EXIT_OK
 
 
+@contextlib.asynccontextmanager
+async def serving(options: UpOptions, environ: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+    """The same server for the length of a block, which gets the report; stopped in order however the block ends.
+
+    A part that cannot be kept alive ends the block: its error is raised here.
+    """
+    ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(_run(options, environ, ready.set_result, Stop()), name="up")
+    block = asyncio.current_task()
+    failed = False
+
+    def ended(_task: asyncio.Task[NoReturn]) -> None:
+        nonlocal failed
+        if not leaving and block is not None:
+            failed = True
+            block.cancel()
+
+    leaving = False
+    try:
+        await asyncio.wait((running, ready), return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            running.add_done_callback(ended)
+            yield ready.result()
+    except asyncio.CancelledError:
+        if not failed or block is None:
+            raise
+        block.uncancel()
+    finally:
+        leaving = True
+        running.cancel()
+        await asyncio.wait((running,))
+    if not running.cancelled():
+        running.result()
+
+
 async def _run(
     options: UpOptions, environ: Mapping[str, str], on_ready: Callable[[dict[str, Any]], None], stop: Stop
 ) -> NoReturn:

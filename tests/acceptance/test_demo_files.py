@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mailboxd.demo_files import ENVELOPE_BYTES_MAX, SEAL_BYTES, Outgoing, Rebuilder, pieces_of, read_files
+from mailboxd.demo.files import ENVELOPE_BYTES_MAX, SEAL_BYTES, Outgoing, Rebuilder, pieces_of, read_files
 
 contents = st.lists(st.binary(max_size=3_000), min_size=1, max_size=4)
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from mailboxd.demo_network import Relay
+from mailboxd.demo.network import Relay
 
 
 @asynccontextmanager
