@@ -24,9 +24,8 @@ CONNECT_SECONDS: Final = 10
 # Any number that nothing else in the database uses; the first eight bytes of "mailboxd" fit.
 _ADVISORY_LOCK: Final = int.from_bytes(b"mailboxd", "big")
 
-_SET_UP: Final = f"""
+_SET_UP: Final = """
 SET search_path TO public, pg_temp;
-SET lock_timeout TO '{LOCK_TIMEOUT_SECONDS}s';
 SET statement_timeout TO 0;
 SET idle_in_transaction_session_timeout TO 0;
 SET client_min_messages TO warning;
@@ -195,6 +194,13 @@ async def _run(connection: asyncpg.Connection, migration: Migration, sql: str, b
             f"{migration.name}: no lock within {LOCK_TIMEOUT_SECONDS} s, and this step changed nothing: "
             "find the long transaction (pg_stat_activity) and repeat"
         ) from None
+    except (
+        OSError,
+        asyncpg.InterfaceError,
+        asyncpg.PostgresConnectionError,
+        asyncpg.OperatorInterventionError,
+    ) as error:
+        raise MigrationError(f"{migration.name}: the connection was lost; repeat it, that is safe") from error
     except asyncpg.PostgresError as error:
         raise MigrationError(f"{migration.name}: {error.sqlstate} {error}") from error
     logger.info("migration step", migration=migration.name, state=done or "rolled back")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import asyncpg
 
 from store.postgres import PINNED_PLANS, Connection, prepare
 
 
-async def connect(dsn: str, **settings: str) -> asyncpg.Connection:
+@asynccontextmanager
+async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     """As a lane of the store connects: ids are bytes, plans are pinned."""
-    connection = await asyncpg.connect(dsn, connection_class=Connection, server_settings=PINNED_PLANS | settings)
-    await prepare(connection)
-    return connection
+    connection = await asyncpg.connect(dsn, connection_class=Connection, server_settings=PINNED_PLANS)
+    try:
+        await prepare(connection)
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def freeze_clock(connection: asyncpg.Connection, now_us: int) -> None:
