@@ -84,6 +84,7 @@ $$;
 -- look done), outbox_events. The caller talks to Redis after this has committed, never before.
 CREATE FUNCTION outbox_claim_v1(
     claim_max integer, published_for interval, pushes_max integer, repeat_first interval, repeat_longest interval,
+    may_publish boolean,          -- false: the queue takes nothing, what is for it stays as it is
     OUT event_ids uuid[], OUT task_types text[], OUT task_versions smallint[], OUT generations bigint[],
     OUT claimed_at timestamptz,   -- published_at of all of them
     OUT completed jsonb,      -- how many, by reason
@@ -135,7 +136,8 @@ BEGIN
          WHERE x.event_id = ANY (held)
     ), sure AS (
         SELECT a.* FROM again a
-         WHERE a.verdict IN ('wake', 'online', 'collapsed', 'no_mailbox') OR a.aggregate_ref = ANY (held_devices)
+         WHERE CASE WHEN a.verdict = 'wake' THEN may_publish
+                    ELSE a.verdict IN ('online', 'collapsed', 'no_mailbox') OR a.aggregate_ref = ANY (held_devices) END
     ), moved AS (
         UPDATE outbox_events o
            SET state = CASE WHEN s.verdict = 'wake' THEN 'published' WHEN s.until IS NOT NULL THEN 'pending' ELSE 'completed' END,

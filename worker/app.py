@@ -1,0 +1,202 @@
+"""One worker process: composition, start and stop. It holds no state that PostgreSQL lacks; run as many as needed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import signal
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from protocol.errors import MailboxError
+from protocol.ids import DeviceId
+from runtime.clock import Clock, SystemClock
+from runtime.config import WorkerConfig
+from runtime.doorbell import Doorbell
+from runtime.keyring import Keyring
+from runtime.logs import DeviceTags
+from runtime.metrics import Metrics
+from runtime.supervise import Supervisor
+from store.audit import AuditStore
+from store.job_queue import JobQueue, QueueUnreachable
+from store.outbox import OutboxStore, WakeRules
+from store.policy import PolicyCache, PolicyStore
+from store.postgres import Postgres
+from store.push_seal import PushSeal
+from store.redis_client import connect
+from store.redis_names import read_instance_tag
+from store.retention import RetentionStore, Table
+from store.wake import Wake, WakeBus, WakeKind, WakeNames
+from worker.bell_listener import BellListener
+from worker.cleanup import Cleanup
+from worker.dispatcher import Dispatcher
+from worker.handlers.wake_device import TASK, WakeDevice
+from worker.job_loop import JobLoop
+from worker.metrics import WorkerMetrics
+from worker.ops_app import build_ops_app
+from worker.push.address_guard import AddressGuard
+from worker.push.gateway import GatewayProvider
+from worker.push.http_post import HttpPoster
+from worker.push.outcome import Provider
+from worker.push.sender import PushSender
+from worker.push.vapid import Vapid, key_from_secret
+from worker.push.webpush import WebPushProvider
+from worker.reconciler import Reconciler
+
+logger = structlog.get_logger(__name__)
+
+# A turn of a loop may wait for a Redis socket (10 s), a database call (30 s) or a batch; what is slower stands still.
+STALLED_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 2.5  # a receive in flight ends within its 2 s
+
+
+async def serve(config: WorkerConfig) -> int:
+    """Work until SIGTERM or SIGINT, finish the jobs in hand, return the exit code.
+
+    Raises MailboxError when the database cannot be reached at the start and KeyringError for its secrets.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    async with AsyncExitStack() as stack:
+        worker = await Worker.open(config, SystemClock(), stack)
+        await worker.run(stopping)
+    return 0
+
+
+class Worker:
+    """All parts of one process, made and joined."""
+
+    def __init__(self, *, supervisor: Supervisor, jobs: JobLoop, queue: JobQueue, drain_seconds: float) -> None:
+        self._supervisor = supervisor
+        self._jobs = jobs
+        self._queue = queue
+        self._drain_seconds = drain_seconds
+
+    @classmethod
+    async def open(cls, config: WorkerConfig, clock: Clock, stack: AsyncExitStack) -> Worker:
+        """Connect, compose, listen on the operations port. `stack` closes it all, the newest first."""
+        keyring = Keyring.load(config.secrets_dir)
+        metrics = Metrics()
+        worker_metrics = WorkerMetrics(metrics)
+        postgres = Postgres(
+            config.postgres_dsn,
+            pool_min=config.postgres_pool_min,
+            pool_max=config.postgres_pool_max,
+            application_name="mailboxd worker",
+        )
+        await postgres.open()
+        stack.push_async_callback(postgres.close)
+        redis = connect(config.redis_url)
+        stack.push_async_callback(redis.aclose)
+
+        audit = AuditStore(postgres, DeviceTags(keyring.log_key, clock), clock)
+        policy = await PolicyCache.open(PolicyStore(postgres, audit), clock)
+        rules = WakeRules(repeat_first=timedelta(seconds=config.wake_repeat_s))
+        outbox = OutboxStore(postgres, rules)
+        retention = RetentionStore(postgres)
+        tag = await read_instance_tag(postgres)
+        wake = WakeBus(redis, WakeNames(tag, keyring.fingerprint.key))
+        stack.push_async_callback(wake.close)
+        # A name of its own for every start: an old process's pending messages are taken over, not mixed with ours.
+        queue = JobQueue(redis, tag, consumer=secrets.token_hex(8).encode("ascii"))
+
+        guard = AddressGuard(config.push_private_networks_allowed)
+        poster = await stack.enter_async_context(HttpPoster(guard, connections_max=config.push_concurrency))
+        vapid = Vapid(
+            key_from_secret(keyring.vapid_secret),
+            contact=config.push_contact,
+            wall_seconds=lambda: clock.wall_ms() / 1000,
+        )
+        providers: dict[str, Provider] = {"gateway": GatewayProvider(poster), "webpush": WebPushProvider(poster, vapid)}
+        sender = PushSender(providers, worker_metrics, clock, concurrency=config.push_concurrency, chance=random.random)
+
+        def tell_route_gone(device: DeviceId) -> None:
+            wake.publish([Wake(device, 0, WakeKind.ROUTE)])
+
+        wake_device = WakeDevice(
+            outbox,
+            postgres,
+            audit,
+            PushSeal(*keyring.push_token_keys),
+            sender,
+            rules=rules,
+            policy_version=lambda: policy().version,
+            on_route_gone=tell_route_gone,
+        )
+        bell = Doorbell()
+        reconciler = Reconciler(outbox, retention, bell, worker_metrics, clock)
+        jobs = JobLoop(
+            queue,
+            outbox,
+            {TASK: wake_device},
+            worker_metrics,
+            clock,
+            concurrency=config.job_concurrency,
+            on_queue_lost=reconciler.rebuild,
+        )
+        dispatcher = Dispatcher(outbox, queue, bell, worker_metrics, clock, poll_seconds=config.dispatch_poll_s)
+        listener = BellListener(redis, wake.names.outbox, bell, clock)
+        cleanup = Cleanup(retention, policy, worker_metrics, clock, round_seconds=config.cleanup_s)
+
+        def count_failure(name: str) -> None:
+            worker_metrics.loop_failures.labels(name).inc()
+
+        supervisor = Supervisor(clock, on_failure=count_failure)
+        add = partial(supervisor.add, stalled_after_seconds=STALLED_SECONDS)
+        add("policy", policy.run)
+        add("dispatcher", dispatcher.run)
+        add("bell", listener.run)
+        add("jobs", jobs.run)
+        add("reconciler", reconciler.run)
+        add("walk", reconciler.run_walk)
+        for table in Table:
+            add(f"cleanup-{table}", partial(cleanup.run, table))
+        add("overdue", cleanup.run_overdue)
+
+        async def why_not_ready() -> str | None:
+            if stalled := supervisor.stalled():
+                return f"stalled: {', '.join(stalled)}"
+            try:
+                await retention.database_ms()
+            except MailboxError:
+                return "the database does not answer"
+            return None
+
+        await _listen(config, build_ops_app(metrics, supervisor, why_not_ready), stack)
+        return cls(supervisor=supervisor, jobs=jobs, queue=queue, drain_seconds=config.drain_deadline_s)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run all loops until `stopping`; then take no new jobs and give those in hand their time."""
+        logger.info("worker ready")
+        told = asyncio.create_task(self._stop_jobs(stopping))
+        try:
+            await self._supervisor.run(stopping, stop_seconds=STOP_SECONDS)
+        finally:
+            told.cancel()
+        late = await self._jobs.drain(self._drain_seconds)
+        try:
+            await self._queue.leave()
+        except QueueUnreachable:
+            pass  # a name without messages does no harm
+        logger.info("worker stopped", jobs_left_to_others=late)
+
+    async def _stop_jobs(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        self._jobs.stop()
+
+
+async def _listen(config: WorkerConfig, app: web.Application, stack: AsyncExitStack) -> None:
+    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, config.ops_listen.host, config.ops_listen.port, shutdown_timeout=1.0)
+    await site.start()
+    logger.info("operations port", port=runner.addresses[0][1])

@@ -1,0 +1,68 @@
+"""Hears the gateways' rings for the dispatcher over Redis pub/sub. A hint only: the dispatcher polls as well."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import structlog
+from redis.asyncio import Redis
+
+from runtime.clock import Clock
+from runtime.doorbell import Doorbell
+from runtime.supervise import Progress
+from store.redis_client import REDIS_TROUBLE, subscriber_connection
+
+logger = structlog.get_logger(__name__)
+
+QUIET_SECONDS_MAX: Final = 15.0  # then the connection is asked whether it lives
+ANSWER_SECONDS_MAX: Final = 5.0
+RECONNECT_SECONDS: Final = 1.0
+
+
+class BellListener:
+    """One subscription. A connection that is dead without an error is noticed by the missing answer to a PING."""
+
+    def __init__(self, redis: Redis, channel: bytes, bell: Doorbell, clock: Clock) -> None:
+        self._redis = redis
+        self._channel = channel
+        self._bell = bell
+        self._clock = clock
+
+    async def run(self, progress: Progress) -> None:
+        """Listen for ever, over as many connections as it takes; ends by cancellation only."""
+        hearing = True
+        while True:
+            progress()
+            try:
+                connection = await subscriber_connection(self._redis)
+                try:
+                    if not hearing:
+                        logger.info("rings are heard again")
+                    hearing = True
+                    await self._listen(connection, progress)
+                finally:
+                    await connection.disconnect(nowait=True)
+            except REDIS_TROUBLE as error:
+                if hearing:  # once per outage
+                    logger.warning("rings are not heard; the outbox is polled", error=type(error).__name__)
+                hearing = False
+            self._bell.ring()  # what was rung meanwhile was not heard
+            await self._clock.sleep(RECONNECT_SECONDS)
+
+    async def _listen(self, connection: Any, progress: Progress) -> None:
+        await connection.send_command("SUBSCRIBE", self._channel)
+        asked = False
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS_MAX if asked else QUIET_SECONDS_MAX):
+                    await connection.read_response(timeout=None, disconnect_on_error=False)
+            except TimeoutError:
+                if asked:
+                    raise
+                await connection.send_command("PING", check_health=False)
+                asked = True
+                continue
+            asked = False
+            progress()
+            self._bell.ring()

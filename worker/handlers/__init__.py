@@ -1,0 +1,1 @@
+"""One task each: what a job of the outbox does."""

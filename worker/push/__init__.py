@@ -1,0 +1,1 @@
+"""The push providers, one each, behind one small interface. Content is never pushed."""
