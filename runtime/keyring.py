@@ -75,6 +75,11 @@ class Keyring:
         return _symmetric_ring(self.rings[Purpose.PUSH_TOKEN])
 
     @property
+    def vapid_secret(self) -> bytes:
+        """32 bytes that stand for the P-256 key of RFC 8292."""
+        return self.rings[Purpose.VAPID].current_key.secret
+
+    @property
     def log_key(self) -> bytes:
         return self.rings[Purpose.LOG].current_key.secret
 

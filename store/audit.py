@@ -28,11 +28,13 @@ class AuditType(StrEnum):
     DEVICE_ADDED = "device.added"
     DEVICE_REVOKED = "device.revoked"
     PROOF_FAILED = "proof.failed"
+    PUSH_ROUTE_GONE = "push_route.gone"
     INVITE_CREATED = "invite.created"
     INVITE_REVOKED = "invite.revoked"
     POLICY_CHANGED = "policy.changed"
     RETENTION_APPLIED = "retention.applied"
     DEAD_LETTER_REQUEUED = "dead_letter.requeued"
+    DEAD_LETTER_DROPPED = "dead_letter.dropped"
     KEY_ROTATED = "key.rotated"
     AFTER_RESTORE = "restore.finished"
 
