@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-import asyncpg
 import pytest
 
 from protocol.errors import ErrorCode, MailboxError, Outcome
@@ -13,8 +12,9 @@ from protocol.fingerprint import InstanceSecret
 from runtime import faultpoints
 from runtime.faultpoints import Action
 from store.policy_rules import Policy
+from store.postgres import Postgres
 from store.records import AckRequest, Submitted
-from tests.support.database import connect
+from tests.support.database import connected
 from tests.support.mailboxes import Secrets, a_cmid, a_mid, a_send, an_envelope, stores
 from tests.support.services import set_clock_offset
 from tests.support.waiting import eventually
@@ -88,9 +88,8 @@ async def test_adr0008_an_answer_is_remembered_for_exactly_its_window(
     database: str, by_key: bool, window_s: int
 ) -> None:
     """Past it the key is free; the message id still stops a second copy while the envelope is there."""
-    async with stores(database) as gateway:
+    async with stores(database) as gateway, connected(database) as clock:
         sender, recipient = await gateway.devices(2)
-        clock = await connect(database)
         cmid, other = a_cmid(), an_envelope(recipient)
         request = a_send(sender, an_envelope(recipient), key=b"k" if by_key else None, cmid=cmid)
         first = await gateway.submit.submit(request)
@@ -106,7 +105,6 @@ async def test_adr0008_an_answer_is_remembered_for_exactly_its_window(
         assert not (
             await gateway.submit.submit(a_send(sender, other, key=b"k" if by_key else None, cmid=cmid))
         ).duplicate
-        await clock.close()
 
 
 async def test_while_the_secret_rotates_records_of_the_old_one_are_found(database: str) -> None:
@@ -160,9 +158,8 @@ async def test_adr009_8_a_hundred_concurrent_submits_never_pass_the_quota_and_ot
 
 
 async def test_a_mailbox_full_of_expired_entries_accepts_new_ones(database: str) -> None:
-    async with stores(database, Policy(pending_entries_max=3)) as gateway:
+    async with stores(database, Policy(pending_entries_max=3)) as gateway, connected(database) as clock:
         sender, recipient = await gateway.devices(2)
-        clock = await connect(database)
         for _ in range(3):
             await gateway.submit.submit(a_send(sender, an_envelope(recipient)._replace(ttl_s=60)))
         with pytest.raises(MailboxError):
@@ -171,7 +168,6 @@ async def test_a_mailbox_full_of_expired_entries_accepts_new_ones(database: str)
         envelope = an_envelope(recipient)
         await gateway.submit.submit(a_send(sender, envelope))
         assert await gateway.whole_mailbox(recipient) == [envelope.mid]
-        await clock.close()
 
 
 async def test_one_refused_recipient_is_named_and_the_rest_goes_under_the_same_key(database: str) -> None:
@@ -190,9 +186,8 @@ async def test_one_refused_recipient_is_named_and_the_rest_goes_under_the_same_k
 
 
 async def test_a_held_mailbox_makes_nobody_else_wait_and_its_own_sends_keep_their_order(database: str) -> None:
-    async with stores(database) as gateway:
+    async with stores(database) as gateway, connected(database) as blocker:
         sender, held, free, other = await gateway.devices(4)
-        blocker = await connect(database)
         transaction = blocker.transaction()
         await transaction.start()
         await blocker.execute("SELECT FROM mailboxes WHERE device_id = $1 FOR UPDATE", held)
@@ -211,18 +206,16 @@ async def test_a_held_mailbox_makes_nobody_else_wait_and_its_own_sends_keep_thei
         assert await gateway.whole_mailbox(held) == [envelope.mid for envelope in to_held]
         mine = {envelope.mid for envelope in to_free}
         assert [mid for mid in await gateway.whole_mailbox(free) if mid in mine] == [e.mid for e in to_free]
-        await blocker.close()
 
 
 async def test_a_send_that_waits_too_long_for_its_mailbox_is_refused_not_written_late(database: str) -> None:
-    async with stores(database) as gateway:
+    async with stores(database) as gateway, connected(database) as blocker:
         sender, held, free = await gateway.devices(3)
-        blocker = await connect(database)
         transaction = blocker.transaction()
         await transaction.start()
         await blocker.execute("SELECT FROM mailboxes WHERE device_id = $1 FOR UPDATE", held)
         waiting = asyncio.ensure_future(gateway.submit.submit(a_send(sender, an_envelope(held), session=1)))
-        await eventually(lambda: _a_submit_waits_for_a_lock(blocker))
+        await eventually(lambda: _a_submit_waits_for_a_lock(gateway.postgres))
         gateway.now += 31.0
         with pytest.raises(MailboxError) as refused:
             await waiting
@@ -230,7 +223,6 @@ async def test_a_send_that_waits_too_long_for_its_mailbox_is_refused_not_written
         await transaction.rollback()
         assert await gateway.whole_mailbox(held) == []
         await gateway.submit.submit(a_send(sender, an_envelope(free), session=1))  # the session goes on
-        await blocker.close()
 
 
 async def test_two_gateways_with_one_key_at_once_store_one_effect(database: str) -> None:
@@ -256,9 +248,13 @@ async def test_two_gateways_with_one_key_at_once_store_one_effect(database: str)
 
 async def test_positions_of_one_mailbox_rise_and_no_reader_misses_one_whoever_writes(database: str) -> None:
     """Adr009 3.2: position order is commit order, with writers over three gateways and transactions held open."""
-    async with stores(database) as one, stores(database) as two, stores(database) as three:
+    async with (
+        stores(database) as one,
+        stores(database) as two,
+        stores(database) as three,
+        connected(database) as blocker,
+    ):
         sender, recipient, *others = await one.devices(6)
-        blocker = await connect(database)
         sent: list[bytes] = []
         read: list[bytes] = []
         writing = True
@@ -293,7 +289,6 @@ async def test_positions_of_one_mailbox_rise_and_no_reader_misses_one_whoever_wr
         await asyncio.gather(walker, holder)
         assert len(read) == len(set(read))
         assert set(read) == set(sent)
-        await blocker.close()
 
 
 async def test_a_request_that_breaks_its_batch_changes_nothing_for_its_neighbours(database: str) -> None:
@@ -313,34 +308,32 @@ async def test_a_request_that_breaks_its_batch_changes_nothing_for_its_neighbour
 
 
 async def test_killed_inside_the_call_the_outcome_is_unknown_and_a_repeat_settles_it(database: str) -> None:
-    async with stores(database) as gateway:
+    async with stores(database) as gateway, connected(database) as blocker:
         sender, recipient = await gateway.devices(2)
         request = a_send(sender, an_envelope(recipient))
         await gateway.submit.submit(a_send(sender, an_envelope(sender)))  # the lane is connected
-        blocker = await connect(database)
         async with blocker.transaction():
             await blocker.execute("LOCK TABLE envelopes IN SHARE MODE")
             dying = asyncio.ensure_future(gateway.submit.submit(request))
-            await eventually(lambda: _terminated(blocker))
+            await eventually(lambda: _terminated(gateway.postgres))
             with pytest.raises(MailboxError) as lost:
                 await dying
         assert (lost.value.code, lost.value.outcome) == (ErrorCode.UNAVAILABLE, Outcome.UNKNOWN)
         assert not (await gateway.submit.submit(request)).duplicate
         assert await gateway.whole_mailbox(recipient) == [request.envelopes[0].mid]
-        await blocker.close()
 
 
-async def _a_submit_waits_for_a_lock(connection: asyncpg.Connection) -> bool:
+async def _a_submit_waits_for_a_lock(postgres: Postgres) -> bool:
     return bool(
-        await connection.fetchval(
+        await postgres.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%submit%'"
         )
     )
 
 
-async def _terminated(connection: asyncpg.Connection) -> bool:
+async def _terminated(postgres: Postgres) -> bool:
     return bool(
-        await connection.fetchval(
+        await postgres.fetchval(
             """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                 WHERE wait_event_type = 'Lock' AND query LIKE '%submit%'"""
         )
