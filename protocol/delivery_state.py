@@ -169,6 +169,8 @@ class DeliveryState:
             if self._probe and self.sent < self.watermark:
                 return ReadPlan(self.sent, 1, 1)  # only to learn whether the stream may step over the watermark
             return None
+        # Below the watermark one entry more is read than fits: where it stands tells how far the stream may step on.
+        room_entries += self.sent < self.watermark
         return ReadPlan(self.sent, min(room_entries, BATCH_ENTRIES_MAX), max(1, min(room_bytes, READ_BYTES_MAX)))
 
     @property
@@ -214,7 +216,11 @@ class DeliveryState:
             self._take(row.entry.mid, row.size, row.entry.expires_at)
             last += 1
         self._more = more
-        if not more:
+        if more:
+            self._probe = (
+                self.sent < self.watermark
+            )  # the next one may stand above it: worth a look if there is no room
+        else:
             self.sent = max(self.sent, head)
             # What was heard while reading may or may not be in this page: the head tells. A hint above every head costs
             # one more read and no endless ones.

@@ -1,8 +1,8 @@
 """Makes the vector files: `python -m protocol.vectors.generate` rewrites them, a test compares.
 
 Bytes stand as lower-case hex, ids and bodies inside a frame's `value` too; its `bytes` is the whole binary message. A
-decoder must read `bytes` as `value`, where absent fields stand with their default or null; an encoder may order map keys
-differently. `client_message_id.json` was given with the requirement and is not made here.
+decoder must read `bytes` as `value`, where absent fields stand with their default or null; an encoder may order map
+keys differently. `client_message_id.json` was given with the requirement and is not made here.
 """
 
 from __future__ import annotations
