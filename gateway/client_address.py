@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
-
-
-def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """The listed networks or single addresses; ValueError names the first that is neither."""
-    return tuple(ip_network(text.strip(), strict=False) for text in texts)
 
 
 def _parse(text: str) -> Address | None:
@@ -46,6 +41,12 @@ def client_address(peer: str, forwarded_for: Sequence[str], trusted: Sequence[Ne
     if isinstance(address, IPv6Address) and not address.is_loopback:
         return f"{ip_network((int(address) >> 64 << 64, 64)).network_address}/64"
     return str(address)
+
+
+def is_trusted(peer: str, trusted: Sequence[Network]) -> bool:
+    """Whether this peer is one of the listed proxies."""
+    address = _parse(peer)
+    return address is not None and any(address in network for network in trusted if network.version == address.version)
 
 
 def is_loopback(address: str) -> bool:

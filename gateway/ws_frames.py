@@ -1,8 +1,8 @@
 """RFC 6455 frames, the common kind only: complete, unfragmented, masked binary messages in; whole messages out.
 
 Measured on one core: websockets' Sans-I/O parser takes 2.4 µs a message and its writer about as much, this 0.4 µs.
-Whatever is not the common kind (fragments, control frames, text, oversized, unmasked, reserved bits) is left
-to the library from a frame boundary on, so there is one implementation of everything that is hard.
+Whatever is not the common kind (fragments, control frames, text, oversized, unmasked, reserved bits) goes to the
+library, frame by whole frame, so there is one implementation of everything that is hard.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from websockets.frames import apply_mask as _apply_mask
+import websockets.frames
 
-apply_mask: Callable[[bytes | bytearray, bytes | bytearray], bytes] = _apply_mask
+# In C where the wheel has it, else in Python: the library has chosen.
+apply_mask: Callable[[bytes | bytearray, bytes | bytearray], bytes] = vars(websockets.frames)["apply_mask"]
 
 _FINAL_BINARY: Final = 0x82
 _FINAL_PONG: Final = 0x8A
+_FIRST_CONTROL: Final = 0x08
 _MASKED: Final = 0x80
 _MASKED_16_BIT: Final = 0xFE
-_MASKED_64_BIT: Final = 0xFF
 CONTROL_BYTES_MAX: Final = 125
 
 
@@ -26,9 +27,9 @@ class Parsed(NamedTuple):
     """What `parse` found at the start of the data."""
 
     messages: list[bytes]
-    consumed: int  # bytes of whole frames taken
-    common: bool  # False: a frame that is not of the common kind starts at `consumed`
-    needed: int  # bytes that the frame at `consumed` has in all, 0 while its header is not whole
+    consumed: int  # bytes of the frames taken
+    common: bool  # False: the frame at `consumed` is for the library
+    needed: int  # bytes which that frame has in all; 0: not known yet or, for the library, not worth waiting for
 
 
 def parse(data: bytes | bytearray, message_bytes_max: int) -> Parsed:
@@ -38,8 +39,6 @@ def parse(data: bytes | bytearray, message_bytes_max: int) -> Parsed:
     size = len(data)
     while size - position >= 2:
         first = data[position]
-        if first != _FINAL_BINARY and first != _FINAL_PONG:
-            return Parsed(messages, position, False, 0)
         length = data[position + 1]
         if length < _MASKED:
             return Parsed(messages, position, False, 0)
@@ -56,9 +55,11 @@ def parse(data: bytes | bytearray, message_bytes_max: int) -> Parsed:
             if begin > size:
                 return Parsed(messages, position, True, 0)
             length = int.from_bytes(data[position + 2 : position + 10], "big")
-        if length > (message_bytes_max if first == _FINAL_BINARY else CONTROL_BYTES_MAX):
-            return Parsed(messages, position, False, 0)
         end = begin + length
+        if length > (CONTROL_BYTES_MAX if first & _FIRST_CONTROL else message_bytes_max):
+            return Parsed(messages, position, False, 0)
+        if first != _FINAL_BINARY and first != _FINAL_PONG:
+            return Parsed(messages, position, False, end - position)
         if end > size:
             return Parsed(messages, position, True, end - position)
         if first == _FINAL_BINARY:

@@ -16,11 +16,21 @@ import structlog
 from blake3 import blake3
 from redis.asyncio import Redis
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+
 from protocol.ids import DeviceId
-from store.redis_client import REDIS_TROUBLE
+from runtime.clock import Clock
+from runtime.doorbell import Doorbell
+from runtime.supervise import Progress
+from store.redis_client import REDIS_TROUBLE, subscriber_connection
 
 PENDING_MAX: Final = 20_000
 PIPELINE_MAX: Final = 1_000
+SUBSCRIBE_MAX: Final = 500  # channels in one command
+SILENT_S: Final = 20.0  # the canary sings more often than this: silence means a dead connection
+HEARD_AT_ONCE: Final = 64
+RECONNECT_FIRST_S: Final = 0.1
+RECONNECT_MAX_S: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +42,9 @@ class WakeKind(bytes, Enum):
     ACK = b"a"  # entries were acked by another way
     REVOKED = b"r"  # the device was revoked
     SESSION = b"s"  # a session with this epoch took over
-    EVENTS = b"v"  # something that PUSH_EVENTS tells (prekeys, route)
+    FILLING = b"f"  # the mailbox is nearly full
+    PREKEYS = b"k"  # so many one-time prekeys are left
+    ROUTE = b"g"  # the push route is gone
     POLICY = b"p"  # to all gateways: the policy changed
 
 
@@ -87,12 +99,8 @@ class WakeBus:
         self._start()
 
     def publish_revoked(self, devices: Iterable[DeviceId]) -> None:
-        """Tell the sessions of revoked devices, and every gateway, which may know them from HTTP."""
-        for device in devices:
-            channel = self.names.device(device)
-            self._pending[(channel, WakeKind.REVOKED.value)] = 0
-            self._pending[(self.names.everybody, WakeKind.REVOKED.value + b":" + channel)] = 0
-        self._start()
+        """Tell the sessions of revoked devices."""
+        self.publish([Wake(device, 0, WakeKind.REVOKED) for device in devices])
 
     def publish_policy(self, version: int) -> None:
         """Tell every gateway that the policy changed."""
@@ -144,3 +152,144 @@ class WakeBus:
             if not self.reachable:
                 log.info("wakes get through again")
             self.reachable = True
+
+
+class Heard(NamedTuple):
+    """One message from a subscribed channel."""
+
+    channel: bytes
+    letter: bytes
+    number: int
+
+
+class WakeSubscriber:
+    """The hearing side: one connection, every channel that somebody here wants, made anew whenever it breaks.
+
+    What was published while it was down is lost; `on_connected` says that it may have been.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        clock: Clock,
+        *,
+        on_heard: Callable[[Heard], None],
+        on_subscribed: Callable[[bytes], None],
+        on_connected: Callable[[], None],
+    ) -> None:
+        """The callbacks run in the loop and must not raise. `on_subscribed`: what comes on that channel is heard now."""
+        self._redis = redis
+        self._clock = clock
+        self._on_heard = on_heard
+        self._on_subscribed = on_subscribed
+        self._on_connected = on_connected
+        self._wanted: dict[bytes, int] = {}
+        self._asked: dict[bytes, bool] = {}  # changes that were not sent yet
+        self._heard_channels: set[bytes] = set()
+        self._doorbell = Doorbell()
+        self._connection: Any = None
+        self.restarts = 0
+
+    @property
+    def connected(self) -> bool:
+        return self._connection is not None
+
+    def hears(self, channel: bytes) -> bool:
+        """True once Redis confirmed the subscription."""
+        return channel in self._heard_channels
+
+    def want(self, channel: bytes) -> None:
+        """Subscribe; counted, so that each `want` has its `drop`."""
+        count = self._wanted.get(channel, 0)
+        self._wanted[channel] = count + 1
+        if not count:
+            self._asked[channel] = True
+            self._doorbell.ring()
+
+    def drop(self, channel: bytes) -> None:
+        count = self._wanted.get(channel, 0)
+        if count > 1:
+            self._wanted[channel] = count - 1
+        elif count:
+            del self._wanted[channel]
+            self._asked[channel] = False
+            self._doorbell.ring()
+
+    async def break_off(self) -> None:
+        """The subscription seems dead although nothing says so: make a new one."""
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
+
+    async def run(self, progress: Progress) -> None:
+        """Hear for ever; ends only by cancellation. Reconnects by itself, with a growing pause."""
+        pause = RECONNECT_FIRST_S
+        while True:
+            progress()
+            connection = None
+            try:
+                connection = await subscriber_connection(self._redis)
+                await self._subscribe_all(connection)
+                self._connection = connection
+                self._on_connected()
+                pause = RECONNECT_FIRST_S
+                await self._hear(connection, progress)
+            except REDIS_TROUBLE as error:
+                if self._connection is not None:
+                    log.warning("the wake subscription broke", error=type(error).__name__)
+            finally:
+                self._connection = None
+                self._heard_channels.clear()
+                self.restarts += 1
+                if connection is not None:
+                    await connection.disconnect(nowait=True)
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, RECONNECT_MAX_S)
+
+    async def _subscribe_all(self, connection: Any) -> None:
+        self._asked.clear()
+        channels = list(self._wanted)
+        for first in range(0, len(channels), SUBSCRIBE_MAX):
+            await connection.send_command("SUBSCRIBE", *channels[first : first + SUBSCRIBE_MAX])
+
+    async def _hear(self, connection: Any, progress: Progress) -> None:
+        asking = asyncio.create_task(self._ask(connection), name="wake-subscribe")
+        hearing = asyncio.create_task(self._listen(connection, progress), name="wake-listen")
+        try:
+            await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asking.cancel()
+            hearing.cancel()
+            results = await asyncio.gather(asking, hearing, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _ask(self, connection: Any) -> None:
+        while True:
+            asked, self._asked = self._asked, {}
+            for command, state in ((b"SUBSCRIBE", True), (b"UNSUBSCRIBE", False)):
+                channels = [channel for channel, wanted in asked.items() if wanted is state]
+                for first in range(0, len(channels), SUBSCRIBE_MAX):
+                    await connection.send_command(command, *channels[first : first + SUBSCRIBE_MAX])
+            await self._doorbell.wait(at_most_seconds=60.0)
+
+    async def _listen(self, connection: Any, progress: Progress) -> None:
+        turns = 0
+        while True:
+            message = await connection.read_response(timeout=SILENT_S)
+            progress()
+            if not isinstance(message, list) or len(message) != 3:
+                raise RedisConnectionError("not an answer to a subscription")
+            kind, channel, payload = message
+            if kind == b"message":
+                letter, _, number = payload.partition(b" ")
+                if number.isdigit():
+                    self._on_heard(Heard(channel, letter, int(number)))
+            elif kind == b"subscribe":
+                self._heard_channels.add(channel)
+                self._on_subscribed(channel)
+            elif kind == b"unsubscribe":
+                self._heard_channels.discard(channel)
+            turns += 1
+            if turns % HEARD_AT_ONCE == 0:
+                await asyncio.sleep(0)  # a flood of wakes must not hold the loop

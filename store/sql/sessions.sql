@@ -12,3 +12,7 @@ SELECT p_pending FROM still_pending_v1($1, $2)
 
 -- name: touch_contacts_v1
 SELECT touched FROM touch_contacts_v1($1)
+
+-- name: prove_write
+-- A commit that has to reach the disk (and the synchronous standby), and changes no row.
+SELECT pg_logical_emit_message(true, 'mailboxd.ready', '')

@@ -1,0 +1,69 @@
+"""How many connections, and how many new ones a second: judged before all other work, and never by evicting anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.client_address import is_loopback
+from store.policy_rules import Policy
+
+
+class ConnectionLimits:
+    """Counts what is connected to this process, WebSocket and HTTP alike."""
+
+    def __init__(
+        self, policy: Callable[[], Policy], now: Callable[[], float], *, connections_max: int, loopback_exempt: bool
+    ) -> None:
+        self._policy = policy
+        self._now = now
+        self._connections_max = connections_max
+        self._loopback_exempt = loopback_exempt
+        self._by_address: dict[str, int] = {}
+        self._budget = float(policy().handshakes_per_second)
+        self._budget_at = now()
+        self.connections = 0
+
+    @property
+    def full(self) -> bool:
+        """The process holds all the connections that it may."""
+        return self.connections > self._connections_max
+
+    @property
+    def overrun(self) -> bool:
+        """More than can be answered with a refusal: not even their requests are read."""
+        return self.connections > self._connections_max + max(100, self._connections_max // 10)
+
+    def opened(self) -> None:
+        self.connections += 1
+
+    def closed(self) -> None:
+        self.connections -= 1
+
+    def take_address(self, address: str) -> bool:
+        """Count a connection of this client. False when it has all that it may: nothing was counted."""
+        limit = self._policy().connections_per_ip
+        count = self._by_address.get(address, 0)
+        if limit and count >= limit and not (self._loopback_exempt and is_loopback(address)):
+            return False
+        self._by_address[address] = count + 1
+        return True
+
+    def give_back_address(self, address: str) -> None:
+        count = self._by_address.get(address, 0) - 1
+        if count > 0:
+            self._by_address[address] = count
+        else:
+            self._by_address.pop(address, None)
+
+    def take_handshake(self) -> bool:
+        """One more WebSocket handshake this second; False when the budget is spent."""
+        rate = self._policy().handshakes_per_second
+        if not rate:
+            return True
+        now = self._now()
+        self._budget = min(float(rate), self._budget + (now - self._budget_at) * rate)
+        self._budget_at = now
+        if self._budget < 1:
+            return False
+        self._budget -= 1
+        return True

@@ -1,0 +1,489 @@
+"""One WebSocket: bytes to messages and back, on one transport. What the messages mean is the session's business.
+
+No task, no timer, no future: the loop calls in, whatever is to be said gathers in a list, and one `write` takes it out.
+The library's protocol object exists only while something out of the ordinary is in progress (a fragmented message, a
+control frame, the closing handshake), so an idle connection holds next to nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import structlog
+from websockets.frames import Frame, Opcode
+from websockets.protocol import OPEN
+from websockets.server import ServerProtocol
+
+from gateway.byte_budget import ByteBudget
+from gateway.ws_frames import header, parse
+from protocol.errors import CloseCode
+from protocol.limits import SLOW_CONSUMER_S
+
+WRITE_HIGH_BYTES: Final = 64 * 1024  # nothing is read from the mailbox, nor from the client, above this
+WRITE_LOW_BYTES: Final = 16 * 1024
+CLOSING_S: Final = 5.0  # how long the closing handshake may take
+STALL_CHECK_S: Final = 5.0
+
+_EMPTY_PING: Final = b"\x89\x00"
+
+log = structlog.get_logger(__name__)
+
+_LIBRARY_LOG: Final = logging.getLogger("gateway.ws_library")
+_LIBRARY_LOG.setLevel(logging.ERROR)  # it would tell of every closed connection
+
+
+class MessageHandler(Protocol):
+    """What a connection tells its session. None of these raises but by a bug, which closes with 1011."""
+
+    @property
+    def message_bytes_max(self) -> int:
+        """The largest message that may come next."""
+        ...
+
+    def may_take(self, size: int) -> bool:
+        """Whether a message of that size may be handed over now; False holds it and everything behind it back."""
+        ...
+
+    def message(self, data: bytes) -> None: ...
+
+    def text_message(self) -> None:
+        """A text message came, which the contract does not know."""
+        ...
+
+    def writable(self) -> None:
+        """The transport took what it had: there is room for more."""
+        ...
+
+    def lost(self) -> None:
+        """The connection is gone or closing; nothing comes in any more. Called once."""
+        ...
+
+
+class Outbox:
+    """The connections with something to say; flushed once a wake-up of the loop, or earlier by who knows better."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
+        """`now`: monotonic seconds."""
+        self._call_soon = loop.call_soon
+        self.now = now
+        self._dirty: list[WsConnection] = []
+
+    def add(self, connection: WsConnection) -> None:
+        if not self._dirty:
+            self._call_soon(self.flush)
+        self._dirty.append(connection)
+
+    def flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for connection in dirty:
+            connection.flush()
+
+
+class WsConnection(asyncio.Protocol):
+    """One upgraded connection. Its life: `start`, messages, `close` by either side, `connection_lost`."""
+
+    __slots__ = (
+        "__weakref__",
+        "_budget",
+        "_closing_until",
+        "_fragments",
+        "_held",
+        "_inbox",
+        "_library",
+        "_needed",
+        "_on_lost",
+        "_out",
+        "_outbox",
+        "_partial",
+        "_paused",
+        "_stalled_since",
+        "_taken",
+        "_written",
+        "address",
+        "heard_at",
+        "session",
+        "transport",
+    )
+
+    def __init__(
+        self, outbox: Outbox, budget: ByteBudget, address: str, on_lost: Callable[[WsConnection], None]
+    ) -> None:
+        """`address`: the client's, as limits see it. `on_lost` is called once when the transport is gone."""
+        self.transport: asyncio.Transport | None = None
+        self.session: MessageHandler | None = None
+        self.address = address
+        self.heard_at = 0.0
+        self._outbox = outbox
+        self._budget = budget
+        self._on_lost = on_lost
+        self._out: list[bytes] | None = None
+        self._partial: bytearray | None = None  # the start of a frame
+        self._needed = 0
+        self._inbox: list[bytes] | None = None  # messages that the session does not take yet
+        self._fragments: list[bytes] | None = None
+        self._held = 0  # bytes of ours in the budget
+        self._library: ServerProtocol | None = None
+        self._paused = False
+        self._closing_until = 0.0  # monotonic; 0: open
+        self._written = 0
+        self._taken = 0
+        self._stalled_since = 0.0
+
+    def __repr__(self) -> str:
+        return "<WsConnection>"
+
+    # Life
+
+    def start(self, transport: asyncio.Transport, session: MessageHandler, now: float) -> None:
+        """Take over `transport`, right after the answer to the upgrade was written to it."""
+        self.transport = transport
+        self.session = session
+        self.heard_at = now
+        transport.set_protocol(self)
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._end()
+        self._on_lost(self)
+
+    def eof_received(self) -> bool:
+        return False  # the transport closes itself: there is no half-closed WebSocket
+
+    @property
+    def is_open(self) -> bool:
+        """False from the first close frame on, whoever sent it."""
+        return self.transport is not None and not self._closing_until
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Start the closing handshake after everything said so far. Later calls do nothing.
+
+        What the client still sends is read and dropped until it closes: closing a socket with unread bytes would
+        destroy the close frame on its way.
+        """
+        if not self.is_open:
+            return
+        library = self._engage()
+        library.send_close(code, reason)
+        partial = self._partial
+        self._begin_closing()
+        self._write_library(library)
+        if partial is not None:
+            self._received_closing(partial)
+        self._resume()
+
+    def abort(self) -> None:
+        """Drop the connection without a word."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _begin_closing(self) -> None:
+        self._closing_until = self._outbox.now() + CLOSING_S
+        session, self.session = self.session, None
+        self._drop_input()
+        if session is not None:
+            session.lost()
+
+    def _end(self) -> None:
+        self._closing_until = self._closing_until or 1.0
+        self._out = None
+        self._library = None
+        session, self.session = self.session, None
+        self._drop_input()
+        if session is not None:
+            session.lost()
+
+    def _drop_input(self) -> None:
+        self._partial = None
+        self._inbox = None
+        self._fragments = None
+        self._hold(0)
+        self._budget.forget(self)
+
+    # Out
+
+    def send(self, message: bytes) -> None:
+        """Queue one binary message; it goes out with the next flush. Nothing happens on a closing connection."""
+        if self._closing_until:
+            return
+        out = self._out
+        if out is None:
+            self._out = [header(len(message)), message]
+            self._outbox.add(self)
+        else:
+            out.append(header(len(message)))
+            out.append(message)
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        if self.is_open:
+            self._raw(_EMPTY_PING)
+
+    def flush(self) -> None:
+        """Hand everything queued to the transport, in one write."""
+        out = self._out
+        if out is None:
+            return
+        self._out = None
+        transport = self.transport
+        if transport is None:
+            return
+        data = b"".join(out)
+        self._written += len(data)
+        transport.write(data)
+
+    def _raw(self, data: bytes) -> None:
+        self.flush()
+        if self.transport is not None:
+            self._written += len(data)
+            self.transport.write(data)
+
+    @property
+    def has_room(self) -> bool:
+        """True while little enough is waiting to be sent that more may be fetched for this client."""
+        transport = self.transport
+        return (
+            transport is not None and not self._closing_until and transport.get_write_buffer_size() < WRITE_HIGH_BYTES
+        )
+
+    def pause_writing(self) -> None:
+        """Answers pile up: take no more requests from a client that does not read."""
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self.go_on()
+        session = self.session
+        if session is not None:
+            session.writable()
+
+    # In
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._received(data)
+        except Exception:
+            log.exception("a connection failed")
+            self._fail()
+        if self._out is not None:
+            self.flush()
+
+    def _received(self, data: bytes | bytearray) -> None:
+        self.heard_at = self._outbox.now()
+        if self._closing_until:
+            self._received_closing(data)
+            return
+        if self._partial is not None:
+            self._partial += data
+            if len(self._partial) < self._needed:
+                self._account()
+                return
+            data, self._partial = self._partial, None
+        while self.session is not None:
+            limit = self.session.message_bytes_max
+            messages, consumed, common, needed = parse(data, limit)
+            for message in messages:
+                self._take(message)
+            rest = data[consumed:] if consumed else data
+            if self._closing_until:  # one of them ended it
+                self._received_closing(rest)
+                return
+            if common:
+                if rest:
+                    self._partial = bytearray(rest)
+                    self._needed = needed
+                break
+            if self.session.message_bytes_max != limit:
+                data = rest  # HELLO was among them: what follows it may be larger
+                continue
+            if needed > len(rest):
+                self._partial = bytearray(rest)
+                self._needed = needed
+                break
+            self._feed_library(rest[:needed] if needed else rest)
+            if not needed:
+                break  # it does not go on after this
+            data = rest[needed:]
+        self._account()
+
+    def _take(self, message: bytes) -> None:
+        session = self.session
+        if session is None:
+            return
+        if self._inbox is None and session.may_take(len(message)):
+            session.message(message)
+        elif self._inbox is None:
+            self._inbox = [message]
+            self._pause()
+        else:
+            self._inbox.append(message)
+
+    def go_on(self) -> None:
+        """The session may take more: hand over what was held back, then read again."""
+        inbox, session = self._inbox, self.session
+        if inbox is not None and session is not None:
+            taken = 0
+            for message in inbox:
+                if self.session is None or not session.may_take(len(message)):
+                    break
+                session.message(message)
+                taken += 1
+            if self.session is None:
+                return
+            if taken < len(inbox):
+                self._inbox = inbox[taken:]
+                self._account()
+                return
+            self._inbox = None
+            self._account()
+        self._resume()
+
+    def _pause(self) -> None:
+        if not self._paused and self.transport is not None:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _resume(self) -> None:
+        """Read again, unless there is another reason not to."""
+        transport = self.transport
+        if not self._paused or transport is None:
+            return
+        if not self._closing_until:
+            if self._inbox is not None or transport.get_write_buffer_size() >= WRITE_HIGH_BYTES:
+                return
+            if self._budget.exceeded:
+                self._budget.wait(self)
+                return
+            self.heard_at = self._outbox.now()  # what it said meanwhile was ours to read
+        self._paused = False
+        transport.resume_reading()
+
+    @property
+    def held_back(self) -> bool:
+        """True while messages wait for the session to take more."""
+        return self._inbox is not None
+
+    def budget_free(self) -> None:
+        self._resume()
+
+    def _account(self) -> None:
+        held = len(self._partial) if self._partial is not None else 0
+        if self._inbox is not None:
+            held += sum([len(message) for message in self._inbox])
+        if self._fragments is not None:
+            held += sum([len(fragment) for fragment in self._fragments])
+        self._hold(held)
+        if self._budget.exceeded and not self._closing_until:
+            self._pause()
+            self._budget.wait(self)
+
+    def _hold(self, size: int) -> None:
+        change, self._held = size - self._held, size
+        if change > 0:
+            self._budget.take(change)
+        elif change < 0:
+            self._budget.give_back(-change)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that came in and are not a request yet."""
+        return self._held
+
+    # The uncommon
+
+    def _engage(self) -> ServerProtocol:
+        if self._library is None:
+            self._library = ServerProtocol(state=OPEN, max_size=None, logger=_LIBRARY_LOG)
+        if self.session is not None:
+            self._library.max_message_size = self.session.message_bytes_max
+        return self._library
+
+    def _feed_library(self, frame: bytes | bytearray) -> None:
+        """One whole frame, or the start of one that will not be accepted."""
+        library = self._engage()
+        library.receive_data(frame)
+        for event in library.events_received():
+            if not isinstance(event, Frame) or event.opcode is Opcode.CLOSE:
+                break
+            if event.opcode is Opcode.PING or event.opcode is Opcode.PONG:
+                continue
+            if event.opcode is Opcode.TEXT:
+                if self.session is not None:
+                    self.session.text_message()
+                return
+            if event.fin and event.opcode is Opcode.BINARY:
+                self._take(bytes(event.data))
+                continue
+            if self._fragments is None:
+                self._fragments = []
+            self._fragments.append(bytes(event.data))
+            if event.fin:
+                whole, self._fragments = b"".join(self._fragments), None
+                self._take(whole)
+        if self._closing_until:
+            return
+        ended = library.state is not OPEN
+        if ended:
+            self._begin_closing()
+        self._write_library(library)
+        if not ended and library.current_size is None:
+            self._library = None
+
+    def _received_closing(self, data: bytes | bytearray) -> None:
+        library = self._library
+        if library is None:
+            return
+        library.receive_data(data)
+        library.events_received()
+        self._write_library(library)
+
+    def _write_library(self, library: ServerProtocol) -> None:
+        """What the library has to say goes out behind what was queued before it."""
+        self.flush()
+        for data in library.data_to_send():
+            transport = self.transport
+            if transport is None:
+                return
+            if data:
+                self._written += len(data)
+                transport.write(data)
+            elif library.close_rcvd is not None:
+                transport.close()  # both sides have closed
+            elif transport.can_write_eof():
+                transport.write_eof()  # the library reads nothing more from this client; it may still read us
+
+    def _fail(self) -> None:
+        try:
+            self.close(CloseCode.SERVER_FAULT)
+        except Exception:
+            log.exception("a failed connection could not be closed")
+            self.abort()
+
+    # Time
+
+    def check(self, now: float) -> tuple[int, float]:
+        """Look at what time asks for: the code to close with (0: none) and when to look again (0: no wish).
+
+        A client that took no bytes for SLOW_CONSUMER_S while there are some for it is too slow.
+        """
+        transport = self.transport
+        if transport is None:
+            return 0, 0.0
+        if self._closing_until:
+            if now >= self._closing_until:
+                transport.abort()
+                return 0, 0.0
+            return 0, self._closing_until
+        waiting = transport.get_write_buffer_size()
+        if not waiting:
+            self._stalled_since = 0.0
+            return 0, 0.0
+        taken = self._written - waiting
+        if not self._stalled_since or taken != self._taken:
+            self._taken = taken
+            self._stalled_since = now
+        elif now - self._stalled_since >= SLOW_CONSUMER_S:
+            return CloseCode.TOO_SLOW, 0.0
+        return 0, now + STALL_CHECK_S
