@@ -1,0 +1,55 @@
+"""`python -m loadtest bench` against a real server: the form of its report, and a clean verdict."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+from tests.support.command import TREE, environment
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtest", "bench", "--json", *arguments],
+        env=environment(),
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout[-2_000:], done.stderr[-2_000:])
+    report: dict[str, Any] = json.loads(done.stdout)  # one document and nothing else
+    return report
+
+
+def test_a_short_cycle_is_measured_metered_and_judged() -> None:
+    report = bench(
+        "--scenario", "cycle", "--scenario", "cycle-echo", "--devices", "20", "--seconds", "1", "--warmup", "0.5"
+    )  # fmt: skip
+    assert report["ok"] is True
+    assert report["machine"]["cores"] >= 1
+    assert report["settings"]["policy"]["submit_rate_per_pair"] == "0"
+    assert report["settings"]["postgres"]["fsync"] == "on"
+    assert report["settings"]["postgres"]["synchronous_commit"] == "on"
+    plain, echo = report["scenarios"]
+    for scenario in (plain, echo):
+        assert scenario["confirmed_per_s"] > 0
+        assert scenario["delivered_per_s"] > 0
+        assert scenario["acked_per_s"] > 0
+        assert scenario["lost"] == scenario["duplicated"] == scenario["out_of_order"] == 0
+        assert 0 < scenario["latency_ms"]["p50"] <= scenario["latency_ms"]["p99"] <= scenario["latency_ms"]["max"]
+        assert {"gateway", "worker", "postgres", "valkey", "load_generator"} <= set(scenario["cpu"])
+    assert plain["verdict"]["accepted_entries"] == plain["verdict"]["received_entries"]
+    assert echo["echoes_per_s"] > 0
+
+
+def test_the_pgbench_script_calls_the_submit_that_the_store_calls() -> None:
+    calls = re.compile(r"submit_batch_v\d+")
+    denominator = calls.findall((TREE / "loadtest" / "pgbench" / "submit.sql").read_text())
+    store = calls.findall((TREE / "store" / "sql" / "submit.sql").read_text())
+    assert set(denominator) == set(store)
+    assert len(set(store)) == 1

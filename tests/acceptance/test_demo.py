@@ -1,0 +1,105 @@
+"""`mailboxd demo` from a file to the same file at the other end, on real parts (it starts all of them itself)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import command_line, environment, run
+
+PLAYED = ("ok", "sent", "delivered", "opened", "acked", "woken", "reconciled", "latency_ms")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """A text, a picture-like block of noise, an empty file."""
+    contents = {"a.txt": b"one line\n" * 700, "b.bin": random.Random(1).randbytes(300_000), "empty": b""}
+    paths = []
+    for name, content in contents.items():
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(content)
+    return paths
+
+
+def played(data_dir: Path, *files: Path) -> dict[str, Any]:
+    """Run the demo with --json to its end and return its last line."""
+    done = run("demo", "--json", "--data-dir", str(data_dir), *map(str, files))
+    lines = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0, (lines[-1:], done.err)
+    assert len(lines) > 5
+    result: dict[str, Any] = lines[-1]
+    return result
+
+
+def left_of(data_dir: Path) -> list[str]:
+    """Processes that still have the directory in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                arguments = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(data_dir) in arguments:
+                found.append(arguments.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def test_everything_that_is_sent_arrives_once_and_a_second_run_works_too(tmp_path: Path, files: list[Path]) -> None:
+    data_dir = tmp_path / "data"
+    for run_of_two in (1, 2):
+        result = played(data_dir, *files)
+        assert set(PLAYED) <= set(result), run_of_two
+        assert result["ok"] is True
+        assert result["files"] == len(files)
+        assert result["sent"] == result["delivered"] == result["opened"] == result["acked"] >= 16
+        assert result["woken"] >= 1
+        assert result["reconciled"] == 1
+        assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"] <= result["latency_ms"]["max"]
+        assert left_of(data_dir) == []
+
+
+def test_without_files_it_sends_the_readme_and_the_licence(tmp_path: Path) -> None:
+    done = run("demo", "--data-dir", str(tmp_path / "data"))
+    assert done.code == 0, done.out
+    assert "2 files opened and rebuilt, their hashes are equal" in done.out
+    assert "first device's mailbox is empty" in done.out
+    assert "second device's mailbox is empty" in done.out
+
+
+def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    done = run("demo", "--data-dir", str(data_dir), str(tmp_path / "nowhere.txt"))
+    assert (done.code, done.err) == (1, f"mailboxd: {tmp_path / 'nowhere.txt'}: No such file or directory\n")
+    assert not data_dir.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_stops_everything_that_it_started(
+    tmp_path: Path, files: list[Path], number: signal.Signals
+) -> None:
+    data_dir = tmp_path / "data"
+    with subprocess.Popen(
+        command_line("demo", "--json", "--data-dir", str(data_dir), *map(str, files)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "envelopes" in line:  # the play has begun: every process runs
+                break
+        assert left_of(data_dir) != []
+        demo.send_signal(number)
+        _, complaints = demo.communicate(timeout=60)
+    assert demo.returncode != 0
+    assert "Traceback" not in complaints
+    assert left_of(data_dir) == []
