@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from mailboxd.admin_devices import devices_app
 from mailboxd.admin_keys import keys_app
+from mailboxd.admin_outbox import dead_letters_app
+from mailboxd.admin_retention import retention_app
 from mailboxd.options import ConfigFile, DataDir, Json
 from mailboxd.terminal import CommandError, pairs, print_result, table, time_text
 
-admin_app = typer.Typer(no_args_is_help=True, help="Look after an instance: policy, invites, devices, keys, audit.")
+admin_app = typer.Typer(
+    no_args_is_help=True, help="Look after an instance: policy, status, invites, devices, keys, retention, audit."
+)
 policy_app = typer.Typer(
     no_args_is_help=True, help="Limits, retention and rates of the instance, in effect within 5 s."
 )
@@ -18,7 +23,10 @@ invites_app = typer.Typer(no_args_is_help=True, help="Single-use invites for reg
 audit_app = typer.Typer(no_args_is_help=True, help="What was done to the instance, without names.")
 admin_app.add_typer(policy_app, name="policy")
 admin_app.add_typer(invites_app, name="invites")
+admin_app.add_typer(devices_app, name="devices")
 admin_app.add_typer(keys_app, name="keys")
+admin_app.add_typer(dead_letters_app, name="dead-letters")
+admin_app.add_typer(retention_app, name="retention")
 admin_app.add_typer(audit_app, name="audit")
 
 INVITE_LIFETIME_S_MAX = 30 * 86_400

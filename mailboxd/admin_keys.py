@@ -24,7 +24,9 @@ keys_app = typer.Typer(
         "each before its restart."
     ),
 )
-PurposeName = Annotated[str, typer.Argument(metavar="PURPOSE", help="fingerprint, cursor, token, push-token or log.")]
+PurposeName = Annotated[
+    str, typer.Argument(metavar="PURPOSE", help="fingerprint, cursor, token, push-token, vapid or log.")
+]
 
 
 @keys_app.command("list")
@@ -145,7 +147,7 @@ async def _still_needed(session: AdminSession, ring: Ring, key_id: str) -> str |
             return _until(key, CURSOR_MAX_AGE_S, "cursors that it sealed")
         case Purpose.TOKEN:
             return _until(key, TOKEN_TTL_S, "tokens that it signed")
-        case Purpose.LOG:
+        case Purpose.LOG | Purpose.VAPID:
             return None
 
 

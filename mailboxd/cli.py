@@ -14,7 +14,7 @@ from mailboxd.admin import admin_app
 from mailboxd.failures import explain
 from mailboxd.migrate import migrate_app
 from mailboxd.options import ConfigFile, DataDir, Json
-from mailboxd.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, complain, pairs, print_result, table
+from mailboxd.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, CommandError, complain, pairs, print_result, table
 
 app = typer.Typer(
     name="mailboxd",
@@ -40,6 +40,15 @@ def every_command() -> None:
     logs.configure("mailboxd", level="error")
 
 
+Url = Annotated[str | None, typer.Option("--url", help="The server; default http://127.0.0.1:8080.")]
+UrlDataDir = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="Use the server that `mailboxd up` runs there.")
+]
+State = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Where the device is kept; default in the user's state directory."),
+]
+Invite = Annotated[str | None, typer.Option("--invite", help="For the first call, where registration needs one.")]
 ParentPid = Annotated[int | None, typer.Option("--parent-pid", hidden=True)]
 LogName = Annotated[str | None, typer.Option("--log-name", hidden=True)]
 
@@ -172,6 +181,80 @@ def config(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Js
     shown = load_all_settings(data_dir=data_dir, config_file=config_file)
     lines = [line for part, values in shown.items() for line in ("", f"[{part}]", *pairs(values))][1:]
     print_result(shown, as_json=as_json, lines=lines)
+
+
+@app.command()
+def send(
+    to: Annotated[
+        str, typer.Option("--to", metavar="ADDRESS", help="As `mailboxd listen` prints it on the other side.")
+    ],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: standard input.")] = None,
+    url: Url = None,
+    data_dir: UrlDataDir = None,
+    state: State = None,
+    invite: Invite = None,
+    ttl_s: Annotated[int | None, typer.Option("--ttl-s", help="How long it may wait to be fetched.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Seal a file for one device and leave it in its mailbox, whether that device is online or not."""
+    import asyncio
+
+    from mailboxd.client_state import server_url, state_directory
+    from mailboxd.send import send_file
+    from mailboxd.transfer import Address
+
+    try:
+        address = Address.from_text(to)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    server = server_url(url, data_dir)
+    directory = state_directory(state, server, "send")
+    try:
+        with file.open("rb") if file is not None else sys.stdin.buffer as source:
+            sent = asyncio.run(send_file(source, address, server, directory, invite=invite, ttl_s=ttl_s))
+    except OSError as error:
+        raise CommandError(f"{file or 'standard input'}: {error.strerror}") from None
+    result = {"transfer": sent.transfer.hex(), "bytes": sent.bytes, "envelopes": sent.parts}
+    line = f"{sent.bytes} bytes in {sent.parts} sealed envelopes are in the mailbox"
+    print_result(result, as_json=as_json, lines=[line])
+
+
+@app.command()
+def listen(
+    url: Url = None,
+    data_dir: UrlDataDir = None,
+    state: State = None,
+    invite: Invite = None,
+    address_only: Annotated[
+        bool, typer.Option("--address", help="Print this device's address, registering it if need be, and end.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on receiving; needs --into.")] = False,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="DIR", help="Write each file there, instead of to standard output.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Receive a file that `mailboxd send` sent here and write it to standard output.
+
+    The first call registers a device of its own. Give its address, printed on standard error, to whoever shall send.
+    """
+    import asyncio
+
+    from mailboxd.client_state import server_url, state_directory
+    from mailboxd.listen import receive, register
+
+    if follow and into is None:
+        raise CommandError("--follow needs --into DIR")
+    if into is not None and not into.is_dir():
+        raise CommandError(f"{into} is no directory")
+    server = server_url(url, data_dir)
+    directory = state_directory(state, server, "listen")
+    account, address = asyncio.run(register(server, directory, invite=invite))
+    if address_only:
+        print_result({"address": str(address)}, as_json=as_json, lines=[str(address)])
+        return
+    complain([f"listening as {address}"])
+    asyncio.run(receive(server, directory, account, into=into, follow=follow))
 
 
 @app.command()

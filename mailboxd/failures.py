@@ -26,6 +26,8 @@ def explain(error: BaseException) -> CommandError | None:
         return CommandError(str(error), exit_code=EXIT_CONFIG)
     if _is(error, "mailboxd.unprivileged", "EmbeddedError") or _is(error, "migrations.runner", "MigrationError"):
         return CommandError(*str(error).splitlines())
+    if _is(error, "mailbox_client.errors", "ClientError") or _is(error, "mailbox_client.local_store", "StoreFault"):
+        return CommandError(str(error))
     if _is(error, "store.policy_rules", "PolicyError"):
         return CommandError(*getattr(error, "mistakes", ()), exit_code=EXIT_CONFIG)
     if _is(error, "protocol.errors", "MailboxError"):

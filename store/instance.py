@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from protocol.errors import ErrorCode, MailboxError
-from store.faults import classify, to_mailbox_error
+from store.faults import DRIVER_ERRORS, classify, to_mailbox_error
 from store.policy_rules import Policy
 from store.postgres import Postgres
 from store.sql_files import load_sql
@@ -78,6 +78,13 @@ async def take_over_signing_keys(dsn: str, signing_keys: Mapping[str, bytes]) ->
         await _take_over(connection, signing_keys)
 
 
+async def read_instance_id(postgres: Postgres) -> bytes:
+    row = await postgres.fetchrow(_SQL["read_instance"])
+    if row is None:
+        raise MailboxError(ErrorCode.UNAVAILABLE, "There is no instance in this database yet: run mailboxd init.")
+    return bytes(row["instance_id"])
+
+
 async def fingerprint_key_in_use(postgres: Postgres, key_id: int) -> bool:
     """Whether an idempotency record that still counts was written under this key. Reads all of them when none was."""
     return bool(await postgres.fetchval(_SQL["fingerprint_key_in_use"], key_id))
@@ -97,7 +104,7 @@ async def _take_over(connection: asyncpg.Connection, signing_keys: Mapping[str, 
 async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, target_session_attrs="read-write")
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError, ValueError) as error:
+    except (*DRIVER_ERRORS, ValueError) as error:
         raise MailboxError(ErrorCode.UNAVAILABLE, f"PostgreSQL cannot be reached: {_reason(error)}.") from error
     try:
         await connection.set_type_codec("uuid", schema="pg_catalog", encoder=bytes, decoder=bytes, format="binary")
@@ -107,7 +114,7 @@ async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
         raise MailboxError(
             ErrorCode.UNAVAILABLE, "The database has no schema yet: run mailboxd migrate apply."
         ) from error
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+    except DRIVER_ERRORS as error:
         raise to_mailbox_error(classify(error)) from error
     finally:
         connection.terminate()

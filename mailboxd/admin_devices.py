@@ -1,0 +1,69 @@
+"""`mailboxd admin devices …`: what an operator may do to a device without its owner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mailboxd.options import ConfigFile, DataDir, Json
+from mailboxd.terminal import CommandError, print_result
+
+if TYPE_CHECKING:
+    from mailboxd.admin_session import AdminSession
+    from protocol.ids import DeviceId
+
+devices_app = typer.Typer(no_args_is_help=True, help="Devices of the instance.")
+
+
+@devices_app.command("revoke")
+def revoke_device(
+    device_id: Annotated[str, typer.Argument(help="The device's id, 22 characters.")],
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Revoke a device for good: its session is closed, it gets no mail and no token any more.
+
+    Without Redis the session is closed by the next sweep instead of at once.
+    """
+    from mailboxd.admin_session import run_admin
+    from protocol.ids import DeviceId, id_from_text
+
+    try:
+        device = DeviceId(id_from_text(device_id))
+    except ValueError as error:
+        raise CommandError(f"{device_id} is no device id: {error}") from None
+    was_active = run_admin(data_dir, config_file, lambda session: _revoke(session, device))
+    line = "the device is revoked" if was_active else "the device was revoked before"
+    print_result({"device_id": device_id, "was_active": was_active}, as_json=as_json, lines=[line])
+
+
+async def _revoke(session: AdminSession, device: DeviceId) -> bool:
+    """In the database first, which is what counts; then the gateways are told, also when it was revoked before."""
+    from protocol.fingerprint import InstanceSecret
+    from protocol.ids import InstanceId
+    from store.auth import ChallengeStore
+    from store.idempotency import RequestRecords
+    from store.identities import IdentityStore
+    from store.instance import read_instance_id
+    from store.redis_client import connect
+    from store.wake import WakeBus, WakeNames, instance_tag
+
+    policy = await session.policy()
+    instance_id = InstanceId(await read_instance_id(session.postgres))
+    identities = IdentityStore(
+        session.postgres,
+        instance_id,
+        RequestRecords(InstanceSecret(*session.keyring.fingerprint)),
+        ChallengeStore(session.postgres),
+        session.audit,
+        lambda: policy,
+    )
+    was_active = await identities.revoke_by_operator(device, request_id=session.request_id)
+    redis = connect(session.config.redis_url)
+    wake = WakeBus(redis, WakeNames(instance_tag(instance_id), session.keyring.fingerprint.key))
+    wake.publish_revoked([device])
+    await wake.close()
+    await redis.aclose()
+    return was_active
