@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import asyncpg
 
+from store.faults import DRIVER_ERRORS
 from store.redis_client import REDIS_TROUBLE, connect, whole
 from store.sql_files import load_sql
 
@@ -47,7 +48,7 @@ async def read_postgres(dsn: str) -> PostgresFacts:
             return PostgresFacts(*await connection.fetchrow(_SQL["read_server"], timeout=ANSWER_TIMEOUT_S))
         finally:
             connection.terminate()
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError, ValueError) as error:
+    except (*DRIVER_ERRORS, ValueError) as error:
         raise NotReached(str(error) or f"no answer within {ANSWER_TIMEOUT_S:.0f} s") from error
 
 

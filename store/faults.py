@@ -6,12 +6,22 @@ No driver exception leaves `store`. SQLSTATE classes as DESIGN, "Group commit", 
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Final
 
 import asyncpg
 
 from protocol.errors import ErrorCode, MailboxError, Outcome
 
-_RETRY_AFTER_MS = 1_000
+# All that asyncpg raises: the server's errors, its own (among them "no server is read-write"), and the socket's.
+DRIVER_ERRORS: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
+
+_RETRY_AFTER_MS: Final = 1_000
 
 
 class Fault(Enum):

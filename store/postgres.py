@@ -17,7 +17,7 @@ from asyncpg.pool import PoolConnectionProxy
 from blake3 import blake3
 
 from protocol.errors import ErrorCode, MailboxError
-from store.faults import Fault, breaks_connection, classify, to_mailbox_error
+from store.faults import DRIVER_ERRORS, Fault, breaks_connection, classify, to_mailbox_error
 from store.sql_files import load_sql
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class Postgres:
                 server_settings=self._settings,
                 target_session_attrs="read-write",
             )
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        except DRIVER_ERRORS as error:
             raise to_mailbox_error(Fault.UNREACHED) from error
 
     async def close(self) -> None:
@@ -123,11 +123,11 @@ class Postgres:
             raise to_mailbox_error(Fault.UNREACHED)
         try:
             connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        except DRIVER_ERRORS as error:
             raise to_mailbox_error(Fault.UNREACHED) from error
         try:
             yield connection
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+        except DRIVER_ERRORS as error:
             if breaks_connection(error):
                 connection.terminate()
             raise to_mailbox_error(classify(error)) from error
@@ -223,7 +223,7 @@ class Lane:
                 connection = await self.connected()
             except MailboxError as error:
                 raise LaneFault(Fault.UNREACHED) from error
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            except DRIVER_ERRORS as error:
                 raise LaneFault(Fault.UNREACHED) from error
             if not connection.may_write:
                 self.drop()  # a restored database that waits for after-restore: ask again at the next call
@@ -231,7 +231,7 @@ class Lane:
             connection.warned = False
             try:
                 rows = await uncancelled(connection, connection.fetch(query, *args))
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            except DRIVER_ERRORS as error:
                 if breaks_connection(error):
                     self.drop()
                 fault = classify(error)
@@ -254,7 +254,7 @@ class Lane:
         if connection is not None and not connection.is_closed():
             try:
                 await connection.close(timeout=2.0)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            except DRIVER_ERRORS:
                 connection.terminate()
 
 
