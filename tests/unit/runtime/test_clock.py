@@ -52,6 +52,7 @@ async def test_no_time_is_no_wait(clock: FakeClock, seconds: float) -> None:
     some: Clock
     for some in (clock, SystemClock()):
         await some.sleep(seconds)
+    assert clock.sleepers == 0
 
 
 def test_the_system_clock_reads_the_host() -> None:

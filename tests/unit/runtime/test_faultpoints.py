@@ -13,8 +13,10 @@ from runtime.faultpoints import Action, FaultInjected, FaultPointError
 
 
 async def test_an_unarmed_place_does_nothing() -> None:
-    await faultpoints.reach("nobody.armed.this")
-    faultpoints.reach_now("nobody.armed.this")
+    with faultpoints.armed("another", Action.RAISE) as point:
+        await faultpoints.reach("nobody.armed.this")
+        faultpoints.reach_now("nobody.armed.this")
+        assert point.times_reached == 0
 
 
 async def test_an_armed_place_raises_only_there_and_only_inside_the_block() -> None:
@@ -50,7 +52,7 @@ async def test_leaving_the_block_lets_everybody_go() -> None:
     with faultpoints.armed("here", Action.PAUSE) as point:
         standing = asyncio.create_task(faultpoints.reach("here"))
         await point.reached()
-    await standing
+    assert await standing is None
 
 
 def test_a_callback_cannot_be_paused() -> None:

@@ -1,0 +1,85 @@
+"""Documents that promise something about the code are held against it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+REQUIREMENTS = ROOT / "docs" / "requirements.md"
+TEST_NAME = re.compile(r"`(?:[\w/.]+::)?(test_\w+)`")
+
+
+def names_of_tests() -> set[str]:
+    names: set[str] = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign):  # hypothesis: test_x = Machine.TestCase
+                names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            elif isinstance(node, ast.ClassDef):
+                names.add(node.name)
+    return names
+
+
+NAMES = names_of_tests()
+
+
+def rows(text: str) -> list[str]:
+    """The rows of all tables, without their heads and rules."""
+    lines = text.splitlines()
+    return [
+        line
+        for number, line in enumerate(lines)
+        if line.startswith("|")
+        and not re.fullmatch(r"[|:\s-]+", line)
+        and not (number + 1 < len(lines) and re.fullmatch(r"\|[|:\s-]+", lines[number + 1]))
+    ]
+
+
+def test_every_requirement_names_a_test_that_exists() -> None:
+    missing = []
+    for row in rows(REQUIREMENTS.read_text()):
+        named = TEST_NAME.findall(row)
+        if not named:
+            missing.append(f"no test: {row}")
+        missing += [f"no such test: {name}" for name in named if name not in NAMES]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    missing = [
+        f"{path.name}: {name}"
+        for path in DOCUMENTS
+        for name in TEST_NAME.findall(path.read_text())
+        if name not in NAMES
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_make_targets_that_documents_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
+    for path in DOCUMENTS:
+        for target in re.findall(r"(?:`|^|\$ )make ([a-z][\w-]*)", path.read_text(), re.MULTILINE):
+            assert target in targets, f"{path.name} says make {target}"
+
+
+def test_links_to_files_lead_somewhere() -> None:
+    link = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+    broken = [
+        f"{path.name}: {target}"
+        for path in [*DOCUMENTS, *sorted((ROOT / "docs" / "adr").glob("*.md"))]
+        for target in link.findall(path.read_text())
+        if not (path.parent / target).exists()
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_decisions_are_numbered_once() -> None:
+    numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "adr").glob("*.md"))]
+    assert len(numbers) == len(set(numbers))
+    assert all(number.isdigit() for number in numbers)
