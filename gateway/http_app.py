@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -21,21 +21,39 @@ logger = structlog.get_logger(__name__)
 
 WEBSOCKET_PATH: Final = "/v1/ws"
 
+# Takes GET /v1/ws where it brings an upgrade, as a later request on a connection that a balancer reuses. Gives the
+# answer, None when it asks for no upgrade.
+Upgrade = Callable[[web.BaseRequest], web.StreamResponse | None]
+
 
 class HttpServer(web.Server):
     """One port's HTTP: call it for the protocol of each new connection, `shutdown` it at the end."""
 
-    def __init__(self, services: GatewayServices, routes: Sequence[Route], metrics: HttpMetrics) -> None:
-        """Make it inside the running loop."""
+    def __init__(
+        self,
+        services: GatewayServices,
+        routes: Sequence[Route],
+        *,
+        upgrade: Upgrade | None = None,
+        metrics: HttpMetrics | None = None,
+    ) -> None:
+        """Make it inside the running loop. Without `upgrade` there is no WebSocket path here."""
         super().__init__(self._serve)
         self._services = services
         self._router = Router(routes)
+        self._upgrade = upgrade
         self._metrics = metrics
 
     def __call__(self) -> HttpConnection:
         return HttpConnection(self, loop=self._loop)
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (
+            self._upgrade is not None
+            and request.path == WEBSOCKET_PATH
+            and (taken := self._upgrade(request)) is not None
+        ):
+            return taken
         services = self._services
         exchange = Exchange(services, request)
         origin = request.headers.get(hdrs.ORIGIN)
@@ -58,12 +76,13 @@ class HttpServer(web.Server):
         finish(response, exchange.request_id, secure=request.secure)
         if services.drain.draining:
             response.force_close()
-        self._metrics.answered(exchange.route, response.status, services.clock.monotonic() - began)
+        if self._metrics is not None:
+            self._metrics.answered(exchange.route, response.status, services.clock.monotonic() - began)
         return response
 
     async def _handle(self, exchange: Exchange) -> web.Response:
         request = exchange.request
-        if request.path == WEBSOCKET_PATH and request.method == hdrs.METH_GET:
+        if self._upgrade is not None and request.path == WEBSOCKET_PATH and request.method == hdrs.METH_GET:
             return _upgrade_required(exchange)
         route, exchange.path_ids = self._router.find(request.method, request.path)
         exchange.route = route.path
@@ -104,9 +123,9 @@ class HttpServer(web.Server):
         return response
 
 
-def build_http_server(services: GatewayServices, metrics: HttpMetrics) -> HttpServer:
+def build_http_server(services: GatewayServices, upgrade: Upgrade) -> HttpServer:
     """The HTTP of the device-facing port."""
-    return HttpServer(services, ROUTES, metrics)
+    return HttpServer(services, ROUTES, upgrade=upgrade, metrics=HttpMetrics(services.metrics))
 
 
 def _refuse(refused_ms: int) -> None:

@@ -8,7 +8,6 @@ from aiohttp import web
 
 from gateway.handlers import http_health
 from gateway.http.exchange import Exchange
-from gateway.http.metrics import HttpMetrics
 from gateway.http.routes import Caller, Route
 from gateway.http_app import HttpServer
 from gateway.services import GatewayServices
@@ -27,6 +26,6 @@ OPS_ROUTES: Final = (
 )
 
 
-def build_ops_server(services: GatewayServices, metrics: HttpMetrics) -> HttpServer:
-    """The HTTP of the operations port."""
-    return HttpServer(services, OPS_ROUTES, metrics)
+def build_ops_server(services: GatewayServices) -> HttpServer:
+    """The HTTP of the operations port. Its own requests are not counted: a scrape would change what it reads."""
+    return HttpServer(services, OPS_ROUTES)
