@@ -194,9 +194,9 @@ class Worker:
 
 
 async def _listen(config: WorkerConfig, app: web.Application, stack: AsyncExitStack) -> None:
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, config.ops_listen.host, config.ops_listen.port, shutdown_timeout=1.0)
+    site = web.TCPSite(runner, config.ops_listen.host, config.ops_listen.port)
     await site.start()
     logger.info("operations port", port=runner.addresses[0][1])
