@@ -143,4 +143,6 @@ async def test_a_cancelled_stop_leaves_no_process(children: list[ChildProcess]) 
 
 
 async def test_stopping_what_never_started_is_fine() -> None:
-    await ChildProcess(ChildSpec("child", [], {}, "127.0.0.1", 1), SystemClock(), Starts()).stop(grace_s=1)
+    child = ChildProcess(ChildSpec("child", [], {}, "127.0.0.1", 1), SystemClock(), Starts())
+    await child.stop(grace_s=1)
+    assert child.pid == 0
