@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from gateway.client_address import Network, client_address, is_trusted
 from gateway.connection_limits import ConnectionLimits
@@ -198,13 +198,13 @@ class UpgradeLater:
         self._door = door
 
     def __call__(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """The answer to GET /v1/ws, None when it asks for no upgrade.
+        """The answer to a request for /v1/ws, None when it asks for no upgrade.
 
         After an accepted one the transport is the WebSocket's, the HTTP server believes that its connection was lost,
         and what is returned writes nothing.
         """
         transport = request.transport
-        if transport is None:
+        if transport is None or request.method != "GET" or request.version != HttpVersion11:
             return None
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.raw_headers]
         judged = self._judge.judge(headers, peer_of(transport))

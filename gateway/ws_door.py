@@ -108,11 +108,12 @@ class WsDoor:
         self._limits.give_back_address(connection.address)
         self._limits.closed()
 
-    async def tick_forever(self, progress: Progress) -> None:
-        """Keep time for ever; ends only by cancellation."""
+    async def tick_forever(self, progress: Progress, also: Callable[[], None]) -> None:
+        """Keep time for ever, and for whoever else hangs on it; ends only by cancellation."""
         while True:
             await self._clock.sleep(TICK_S)
             self.tick()
+            also()
             progress()
 
     def tick(self) -> None:

@@ -16,3 +16,6 @@ SELECT touched FROM touch_contacts_v1($1)
 -- name: prove_write
 -- A commit that has to reach the disk (and the synchronous standby), and changes no row.
 SELECT pg_logical_emit_message(true, 'mailboxd.ready', '')
+
+-- name: database_ms
+SELECT mailboxd_ms(mailboxd_now())

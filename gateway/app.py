@@ -1,0 +1,371 @@
+"""One gateway process: how its parts are put together, started and stopped. It holds no state that PostgreSQL lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import ssl
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import structlog
+
+from gateway.auth import AuthService, TokenVerifier
+from gateway.byte_budget import ByteBudget
+from gateway.come_back import ComeBack
+from gateway.connection_limits import ConnectionLimits
+from gateway.connection_registry import ConnectionRegistry
+from gateway.database_time import DatabaseTime
+from gateway.delivery import Delivery
+from gateway.drain import Drain
+from gateway.handlers.ack import AckHandler
+from gateway.handlers.defer import DeferHandler
+from gateway.handlers.hello import HelloHandler
+from gateway.handlers.ping import PingHandler
+from gateway.handlers.pull import PullHandler
+from gateway.handlers.reauth import ReauthHandler
+from gateway.handlers.send import SendHandler
+from gateway.http_app import build_http_server
+from gateway.listener import Front, UpgradeLater
+from gateway.mailbox_waiters import MailboxWaiters
+from gateway.metrics import GatewayMetrics
+from gateway.ops_app import build_ops_server
+from gateway.readiness import Readiness
+from gateway.services import GatewayServices
+from gateway.sweep import Sweep
+from gateway.upgrade import UpgradeJudge
+from gateway.wake_listener import WakeListener
+from gateway.ws_connection import Outbox
+from gateway.ws_door import FrameHandler, WsDoor
+from protocol.cursor import CursorRing
+from protocol.fingerprint import InstanceSecret
+from protocol.frames import Ack, Defer, Hello, Ping, PullMailbox, Reauth, Send
+from protocol.ids import InstanceId
+from runtime.clock import Clock, SystemClock
+from runtime.config import GatewayConfig
+from runtime.doorbell import Doorbell
+from runtime.keyring import Keyring, SecretKey
+from runtime.logs import DeviceTags
+from runtime.setting_types import ListenAddress
+from runtime.supervise import Progress, Supervisor
+from store.acks import AckStore
+from store.audit import AuditStore
+from store.auth import ChallengeStore
+from store.idempotency import RequestRecords
+from store.identities import IdentityStore
+from store.instance import read_instance_id
+from store.mailbox import MailboxReader
+from store.policy import PolicyCache, PolicyStore
+from store.postgres import Postgres
+from store.prekeys import PrekeyStore
+from store.push_routes import PushRouteStore
+from store.push_seal import PushSeal
+from store.rate_limit import RateLimiter
+from store.redis_client import connect
+from store.redis_names import instance_tag
+from store.sessions import SessionStore
+from store.shared_rates import SharedRates
+from store.sql_files import load_sql
+from store.submit import SubmitStore
+from store.wake import WakeBus, WakeNames
+
+BACKLOG: Final = 4_096
+TLS_HANDSHAKE_S: Final = 10.0
+HTTP_STOP_S: Final = 2.0
+STORE_DRAIN_S: Final = 5.0
+TOKEN_CLOCK_SKEW_S: Final = 30  # another gateway's clock, which dated the token, may be so far ahead
+WAITERS_SHARE: Final = 2  # at most one in so many connections waits for mail over HTTP
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(config: GatewayConfig) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit code.
+
+    Raises MailboxError when the database cannot be reached at the start, KeyringError for its secrets, OSError for
+    its ports.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    raise_file_limit()
+    async with AsyncExitStack() as stack:
+        gateway = await Gateway.open(config, SystemClock(), stack)
+        await gateway.run(stopping)
+    return 0
+
+
+class Gateway:
+    """All parts of one process, made and joined."""
+
+    def __init__(
+        self,
+        *,
+        services: GatewayServices,
+        door: WsDoor,
+        front: Front,
+        supervisor: Supervisor,
+        ports: list[ListenAddress],
+        servers: list[asyncio.Server],
+    ) -> None:
+        self.services = services
+        self.door = door
+        self._front = front
+        self._supervisor = supervisor
+        self._servers = servers
+        self.ports = ports  # where it listens: for devices, for operations
+
+    @classmethod
+    async def open(cls, config: GatewayConfig, clock: Clock, stack: AsyncExitStack) -> Gateway:
+        """Connect, compose, listen. `stack` closes it all, the newest first."""
+        loop = asyncio.get_running_loop()
+        keyring = Keyring.load(config.secrets_dir)
+        metrics = GatewayMetrics()
+        postgres = Postgres(
+            config.postgres_dsn,
+            pool_min=config.postgres_pool_min,
+            pool_max=config.postgres_pool_max,
+            application_name="mailboxd gateway",
+        )
+        await postgres.open()
+        stack.push_async_callback(postgres.close)
+        redis = connect(config.redis_url)
+        stack.push_async_callback(redis.aclose)
+        instance_id = InstanceId(await read_instance_id(postgres))
+        database_time = DatabaseTime(clock, await postgres.fetchval(load_sql("sessions")["database_ms"]))
+
+        audit = AuditStore(postgres, DeviceTags(keyring.log_key, clock), clock)
+        policy = await PolicyCache.open(PolicyStore(postgres, audit), clock)
+        tag = instance_tag(instance_id)
+        wake = WakeBus(redis, WakeNames(tag, keyring.fingerprint.key), on_dropped=metrics.wakes_dropped.inc)
+        stack.push_async_callback(wake.close)
+        shared_rates = SharedRates(redis, prefix=f"mb:{{{tag}}}:", names_key=keyring.log_key, clock=clock)
+        rates = RateLimiter(policy, shared_rates, clock, loopback_exempt=config.loopback_exempt)
+
+        now = clock.monotonic
+        secrets = _Secrets(keyring)
+        submit = SubmitStore(postgres, policy, lambda: secrets, now)
+        acks = AckStore(postgres, now)
+        reader = MailboxReader(postgres, now)
+        sessions = SessionStore(
+            postgres, instance_key=keyring.fingerprint.key, heartbeat_s=config.heartbeat_s, clock=now
+        )
+        sessions.closed_with_mail.append(wake.publish_worker)
+        for drain_store in (sessions.drain, reader.drain, acks.drain, submit.drain):  # the last one first
+            stack.push_async_callback(drain_store, STORE_DRAIN_S)
+
+        records = RequestRecords(secrets.fingerprint, secrets.fingerprint_old)
+        challenges = ChallengeStore(postgres)
+        verifier = TokenVerifier(instance_id, keyring.token_keys, clock_skew_s=TOKEN_CLOCK_SKEW_S)
+        auth = AuthService(postgres, challenges, verifier, instance_id, keyring.token_signing, clock)
+        cursors = CursorRing(*keyring.cursor_ring)
+
+        registry = ConnectionRegistry()
+        outbox = Outbox(loop, now)
+        inbound = ByteBudget(config.inbound_bytes_max)
+        waiters = MailboxWaiters(wake.names, max(1, config.connections_max // WAITERS_SHARE))
+        come_back = ComeBack(now, lambda: policy().handshakes_per_second)
+        limits = ConnectionLimits(
+            policy, now, connections_max=config.connections_max, loopback_exempt=config.loopback_exempt
+        )
+        drain = Drain(registry, waiters, clock, rate_per_s=config.drain_rate_per_s, deadline_s=config.drain_deadline_s)
+        delivery = Delivery(
+            registry=registry,
+            reader=reader,
+            wake=wake,
+            waiters=waiters,
+            outbox=outbox,
+            database_time=database_time,
+            metrics=metrics,
+        )
+        policy_bell = Doorbell()
+        sweep = Sweep(
+            sessions=sessions,
+            registry=registry,
+            delivery=delivery,
+            database_time=database_time,
+            clock=clock,
+            interval_s=lambda: config.sweep_s if listener.alive else config.sweep_without_redis_s,
+            metrics=metrics,
+        )
+        listener = WakeListener(
+            redis=redis,
+            bus=wake,
+            registry=registry,
+            delivery=delivery,
+            sweep=sweep,
+            waiters=waiters,
+            clock=clock,
+            metrics=metrics,
+            on_policy=policy_bell.ring,
+        )
+        send = SendHandler(submit, rates, delivery, inbound, metrics)
+        hello = HelloHandler(
+            auth=auth,
+            sessions=sessions,
+            registry=registry,
+            delivery=delivery,
+            wake=wake,
+            listener=listener,
+            policy=policy,
+            cursors=cursors,
+            instance_id=instance_id,
+            database_time=database_time,
+            heartbeat_s=config.heartbeat_s,
+            draining=lambda: drain.draining,
+            now=now,
+            metrics=metrics,
+        )
+        handlers: Mapping[type, FrameHandler] = {
+            Hello: hello.websocket,
+            Send: send.websocket,
+            Ack: AckHandler(acks, delivery, metrics).websocket,
+            PullMailbox: PullHandler(reader, delivery, database_time).websocket,
+            Defer: DeferHandler(delivery).websocket,
+            Reauth: ReauthHandler(auth, database_time).websocket,
+            Ping: PingHandler().websocket,
+        }
+        acks.after_batch.append(outbox.flush)
+        door = WsDoor(
+            config=config,
+            clock=clock,
+            handlers=handlers,
+            registry=registry,
+            delivery=delivery,
+            sessions=sessions,
+            listener=listener,
+            outbox=outbox,
+            budget=inbound,
+            limits=limits,
+            come_back=come_back,
+            metrics=metrics,
+        )
+        supervisor = Supervisor(clock, on_failure=lambda name: metrics.loop_restarts.labels(loop=name).inc())
+        readiness = Readiness(postgres, supervisor, clock, lambda: drain.draining)
+        services = GatewayServices(
+            config=config,
+            instance_id=instance_id,
+            clock=clock,
+            database_time=database_time,
+            keyring=keyring,
+            cursors=cursors,
+            postgres=postgres,
+            redis=redis,
+            policy=policy,
+            submit=submit,
+            acks=acks,
+            reader=reader,
+            sessions=sessions,
+            wake=wake,
+            identities=IdentityStore(postgres, instance_id, records, challenges, audit, policy),
+            prekeys=PrekeyStore(postgres, records, policy),
+            push_routes=PushRouteStore(postgres, PushSeal(*keyring.push_token_keys), records, policy),
+            audit=audit,
+            rate_limiter=rates,
+            auth=auth,
+            inbound=inbound,
+            registry=registry,
+            waiters=waiters,
+            delivery=delivery,
+            send=send,
+            readiness=readiness,
+            drain=drain,
+            come_back=come_back,
+            metrics=metrics,
+        )
+        judge = UpgradeJudge(
+            limits=limits,
+            come_back=come_back,
+            trusted_proxies=config.trusted_proxies,
+            allowed_origins=config.allowed_origins,
+            draining=lambda: drain.draining,
+            metrics=metrics,
+        )
+        http = build_http_server(services, UpgradeLater(judge, door))
+        ops = build_ops_server(services)
+        front = Front(http=http, judge=judge, door=door, limits=limits, trusted_proxies=config.trusted_proxies, now=now)
+
+        async def keep_time(progress: Progress) -> None:
+            await door.tick_forever(progress, front.tick)
+
+        async def hear_policy(progress: Progress) -> None:
+            while True:
+                progress()
+                if await policy_bell.wait(at_most_seconds=10.0):
+                    await policy.refresh()
+
+        add = supervisor.add
+        add("ticks", keep_time, stalled_after_seconds=15.0)
+        add("sweep", sweep.run, stalled_after_seconds=60.0 + config.sweep_s)
+        add("wakes", listener.subscriber.run, stalled_after_seconds=60.0)
+        add("canary", listener.sing, stalled_after_seconds=60.0)
+        add("policy", policy.run, stalled_after_seconds=60.0)
+        add("policy-bell", hear_policy, stalled_after_seconds=60.0)
+        add("rates", shared_rates.run, stalled_after_seconds=60.0)
+
+        servers = [
+            await loop.create_server(ops, config.ops_listen.host, config.ops_listen.port),
+            await loop.create_server(
+                front,
+                config.listen.host,
+                config.listen.port,
+                backlog=BACKLOG,
+                **_tls(config),
+            ),
+        ]
+        stack.push_async_callback(http.shutdown, HTTP_STOP_S)
+        stack.push_async_callback(ops.shutdown, HTTP_STOP_S)
+        for server in servers:
+            stack.callback(server.close)
+        ports = [ListenAddress(*server.sockets[0].getsockname()[:2]) for server in reversed(servers)]
+        return cls(services=services, door=door, front=front, supervisor=supervisor, ports=ports, servers=servers)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Run until `stopping`, then drain within the deadline. Raises LoopFailed when a loop is beyond restarting."""
+        log.info("gateway ready", listen=str(self.ports[0]), ops_listen=str(self.ports[1]))
+        stop_loops = asyncio.Event()
+        loops = asyncio.create_task(self._supervisor.run(stop_loops), name="loops")
+        asked = asyncio.create_task(stopping.wait(), name="stopping")
+        try:
+            await asyncio.wait((loops, asked), return_when=asyncio.FIRST_COMPLETED)
+            if not loops.done():
+                log.info("gateway drains")
+                # The port stays open: newcomers hear 503 and a come-back time, which is more than a refused connection.
+                await self.services.drain.run()
+        finally:
+            asked.cancel()
+            stop_loops.set()
+            await loops
+        log.info("gateway stopped")
+
+
+class _Secrets:
+    """The key ring's fingerprint secrets in the protocol's form."""
+
+    def __init__(self, keyring: Keyring) -> None:
+        self.fingerprint = _secret(keyring.fingerprint)
+        old = keyring.fingerprint_old
+        self.fingerprint_old = None if old is None else _secret(old)
+
+
+def _secret(key: SecretKey) -> InstanceSecret:
+    return InstanceSecret(key.key_id, key.key)
+
+
+def _tls(config: GatewayConfig) -> dict[str, Any]:
+    if config.tls_certificate is None or config.tls_key is None:
+        return {}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(config.tls_certificate, config.tls_key)
+    context.set_alpn_protocols(["http/1.1"])
+    return {"ssl": context, "ssl_handshake_timeout": TLS_HANDSHAKE_S}
+
+
+def raise_file_limit() -> None:
+    """Every connection is a file: take all that the hard limit gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
