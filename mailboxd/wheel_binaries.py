@@ -22,8 +22,8 @@ _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 class Programs:
     """The two servers, at a place that their user can run them from.
 
-    Installed below a directory that is closed to that user (a checkout in root's home), the programs are linked, or else
-    copied, into the data directory once per version.
+    Installed below a directory that is closed to that user (a checkout in root's home), the programs are linked, or
+    else copied, into the data directory once per version.
     """
 
     def __init__(self, data_dir: Path, user: ServerUser) -> None:

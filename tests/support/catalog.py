@@ -19,6 +19,8 @@ _QUERIES: Final = (
            || coalesce(E'\\n' || (
                SELECT string_agg('    ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
                       || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
+                      || CASE a.attidentity WHEN 'a' THEN ' ALWAYS AS IDENTITY' WHEN 'd' THEN ' BY DEFAULT AS IDENTITY'
+                                            ELSE '' END
                       || coalesce(' DEFAULT ' || pg_get_expr(d.adbin, d.adrelid), ''), E'\\n' ORDER BY a.attnum)
                  FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
                 WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped), '')
@@ -41,8 +43,8 @@ _QUERIES: Final = (
     f"""
     SELECT 0, 'function ' || p.proname || '(' || pg_get_function_arguments(p.oid) || ')'
            || coalesce(E'\\n    RETURNS ' || pg_get_function_result(p.oid), '')
-           || E'\\n    LANGUAGE ' || l.lanname || ' volatile=' || p.provolatile::text || ' parallel=' || p.proparallel::text
-           || ' strict=' || p.proisstrict || ' security_definer=' || p.prosecdef
+           || E'\\n    LANGUAGE ' || l.lanname || ' volatile=' || p.provolatile::text
+           || ' parallel=' || p.proparallel::text || ' strict=' || p.proisstrict || ' security_definer=' || p.prosecdef
            || coalesce(' SET ' || array_to_string(p.proconfig, ', '), '') || E'\\n    body ' || md5(p.prosrc)
       FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
      WHERE {_OURS.format("p")} ORDER BY p.proname, pg_get_function_identity_arguments(p.oid)
