@@ -68,6 +68,7 @@ class WorkerParts:
     on_route_gone: Callable[[DeviceId], None] = lambda _device: None
     handlers: Mapping[tuple[str, int], Any] | None = None
     lease: timedelta = timedelta(seconds=45)
+    seal: PushSeal = SEAL
 
     def __post_init__(self) -> None:
         postgres, clock = self.stores.postgres, SystemClock()
@@ -81,7 +82,7 @@ class WorkerParts:
             self.outbox,
             postgres,
             self.audit,
-            SEAL,
+            self.seal,
             self.sender,
             rules=self.rules,
             policy_version=lambda: 1,
@@ -126,7 +127,7 @@ class WorkerParts:
     async def device(self, *, route: bool = True, url: str = "http://127.0.0.1:1/push") -> DeviceId:
         [device] = await self.stores.devices(1)
         if route:
-            await put_route(self.stores, device, url)
+            await put_route(self.stores, device, url, seal=self.seal)
         return device
 
     async def submit(self, device: DeviceId, *, count: int = 1) -> list[MessageId]:
@@ -178,18 +179,17 @@ class WorkerParts:
         return await self.outbox.now()
 
 
-async def put_route(made: Stores, device: DeviceId, url: str, provider: str = "gateway") -> None:
+async def put_route(made: Stores, device: DeviceId, url: str, *, seal: PushSeal = SEAL) -> None:
     """As PUT /v1/push-route does it."""
-    sealed = SEAL.seal(device, provider, {"url": url})
+    sealed = seal.seal(device, "gateway", {"url": url})
     async with made.postgres.transaction() as connection:
         await connection.execute("SELECT FROM mailboxes WHERE device_id = $1 FOR NO KEY UPDATE", device)
         await connection.execute(
             "INSERT INTO push_routes AS r (device_id, wake_route_id, provider, sealed_address, seal_key_id)"
-            " VALUES ($1, $2, $3, $4, $5) ON CONFLICT (device_id) DO UPDATE SET wake_route_id = excluded.wake_route_id,"
+            " VALUES ($1, $2, 'gateway', $3, $4) ON CONFLICT (device_id) DO UPDATE SET wake_route_id = excluded.wake_route_id,"
             " sealed_address = excluded.sealed_address, status = 'active', version = r.version + 1, gone_told_at = NULL",
             device,
             os.urandom(16),
-            provider,
             sealed.sealed,
             sealed.key_id,
         )
