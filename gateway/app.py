@@ -105,17 +105,13 @@ class Gateway:
         self,
         *,
         services: GatewayServices,
-        door: WsDoor,
-        front: Front,
+        listener: WakeListener,
         supervisor: Supervisor,
         ports: list[ListenAddress],
-        servers: list[asyncio.Server],
     ) -> None:
         self.services = services
-        self.door = door
-        self._front = front
+        self.listener = listener
         self._supervisor = supervisor
-        self._servers = servers
         self.ports = ports  # where it listens: for devices, for operations
 
     @classmethod
@@ -321,13 +317,14 @@ class Gateway:
         for server in servers:
             stack.callback(server.close)
         ports = [ListenAddress(*server.sockets[0].getsockname()[:2]) for server in reversed(servers)]
-        return cls(services=services, door=door, front=front, supervisor=supervisor, ports=ports, servers=servers)
+        return cls(services=services, listener=listener, supervisor=supervisor, ports=ports)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until `stopping`, then drain within the deadline. Raises LoopFailed when a loop is beyond restarting."""
         log.info("gateway ready", listen=str(self.ports[0]), ops_listen=str(self.ports[1]))
         stop_loops = asyncio.Event()
-        loops = asyncio.create_task(self._supervisor.run(stop_loops), name="loops")
+        # None of them ends by itself: waiting for that would only make every stop longer.
+        loops = asyncio.create_task(self._supervisor.run(stop_loops, stop_seconds=0.0), name="loops")
         asked = asyncio.create_task(stopping.wait(), name="stopping")
         try:
             await asyncio.wait((loops, asked), return_when=asyncio.FIRST_COMPLETED)
