@@ -48,7 +48,8 @@ async def _revoke(session: AdminSession, device: DeviceId) -> bool:
     from store.identities import IdentityStore
     from store.instance import read_instance_id
     from store.redis_client import connect
-    from store.wake import WakeBus, WakeNames, instance_tag
+    from store.redis_names import instance_tag
+    from store.wake import WakeBus, WakeNames
 
     policy = await session.policy()
     instance_id = InstanceId(await read_instance_id(session.postgres))

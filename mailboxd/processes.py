@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from mailboxd.parent import end_with
 from mailboxd.settings import load_settings
+from mailboxd.terminal import CommandError
 from runtime import faultpoints, logs
 from runtime.config import GatewayConfig, ProcessConfig, WorkerConfig
 
@@ -26,7 +29,7 @@ def run_gateway(
 
     config = load_settings(GatewayConfig, data_dir=data_dir, config_file=config_file, options=options)
     _prepare(config, log_name or "gateway", parent_pid)
-    return uvloop.run(serve(config))
+    return _run(serve(config))
 
 
 def run_worker(
@@ -42,7 +45,15 @@ def run_worker(
 
     config = load_settings(WorkerConfig, data_dir=data_dir, config_file=config_file, options=options)
     _prepare(config, log_name or "worker", parent_pid)
-    return uvloop.run(serve(config))
+    return _run(serve(config))
+
+
+def _run(serving: Coroutine[Any, Any, int]) -> int:
+    try:
+        return uvloop.run(serving)
+    except OSError as error:
+        # A port that is taken, a host that is not ours, a key file that cannot be read.
+        raise CommandError(f"cannot serve: {error.strerror or error}") from None
 
 
 def _prepare(config: ProcessConfig, name: str, parent_pid: int | None) -> None:
