@@ -75,8 +75,6 @@ BACKLOG: Final = 4_096
 TLS_HANDSHAKE_S: Final = 10.0
 HTTP_STOP_S: Final = 2.0
 STORE_DRAIN_S: Final = 5.0
-TOKEN_CLOCK_SKEW_S: Final = 30  # another gateway's clock, which dated the token, may be so far ahead
-WAITERS_SHARE: Final = 2  # at most one in so many connections waits for mail over HTTP
 
 log = structlog.get_logger(__name__)
 
@@ -155,14 +153,14 @@ class Gateway:
 
         records = RequestRecords(secrets.fingerprint, secrets.fingerprint_old)
         challenges = ChallengeStore(postgres)
-        verifier = TokenVerifier(instance_id, keyring.token_keys, clock_skew_s=TOKEN_CLOCK_SKEW_S)
+        verifier = TokenVerifier(instance_id, keyring.token_keys, clock_skew_s=config.token_clock_skew_s)
         auth = AuthService(postgres, challenges, verifier, instance_id, keyring.token_signing, clock)
         cursors = CursorRing(*keyring.cursor_ring)
 
         registry = ConnectionRegistry()
         outbox = Outbox(loop, now)
         inbound = ByteBudget(config.inbound_bytes_max)
-        waiters = MailboxWaiters(wake.names, max(1, config.connections_max // WAITERS_SHARE))
+        waiters = MailboxWaiters(wake.names, config.long_polls_max)
         come_back = ComeBack(now, lambda: policy().handshakes_per_second)
         limits = ConnectionLimits(
             policy, now, connections_max=config.connections_max, loopback_exempt=config.loopback_exempt
