@@ -71,6 +71,7 @@ class Job(NamedTuple):
     troubles: int
     now: datetime
     active: bool  # the mailbox is there and not revoked
+    pending: bool  # by the counters: something but echoes is un-acked, expired or not
     waiting: bool  # something unexpired but echoes is un-acked at or below wake_position
     wake_position: int
     online_until: datetime | None
@@ -270,6 +271,7 @@ def _job(row: Any) -> Job:
         troubles=row["troubles"],
         now=row["now"],
         active=row["active"],
+        pending=row["pending"],
         waiting=row["waiting"],
         wake_position=row["wake_position"],
         online_until=row["online_until"],

@@ -51,6 +51,7 @@ class WakeFacts:
 
     now: datetime
     active: bool  # the mailbox is there and not revoked
+    pending: bool  # by the counters: something but echoes is un-acked, expired or not
     waiting: bool  # something unexpired but echoes is un-acked at or below `position`
     position: int  # of the newest entry that wants a wake
     has_route: bool
@@ -65,6 +66,7 @@ def facts_of(job: Job) -> WakeFacts:
     return WakeFacts(
         now=job.now,
         active=job.active,
+        pending=job.pending,
         waiting=job.waiting,
         position=job.wake_position,
         has_route=job.route is not None,
@@ -77,10 +79,13 @@ def facts_of(job: Job) -> WakeFacts:
 
 
 def decide(facts: WakeFacts, rules: WakeRules) -> Decision:
-    """DESIGN, "Outbox, queue, wake push": an online lease puts the push off and never ends the intent."""
+    """DESIGN, "Outbox, queue, wake push": an online lease puts the push off and never ends the intent.
+
+    The cheap questions come first: `waiting` is looked up in the envelopes, and only for a device that is away.
+    """
     if not facts.active:
         return Done(DoneReason.REVOKED)
-    if not facts.waiting:
+    if not facts.pending:
         return Done(DoneReason.NOTHING_WAITS)
     if not facts.has_route:
         return Done(DoneReason.NO_ROUTE)
@@ -89,6 +94,8 @@ def decide(facts: WakeFacts, rules: WakeRules) -> Decision:
         return Done(DoneReason.CONTACT)
     if facts.online_until is not None and facts.online_until > facts.now:
         return Wait(facts.online_until, WaitReason.ONLINE)
+    if not facts.waiting:
+        return Done(DoneReason.NOTHING_WAITS)
     if repeat_at is not None:
         if repeat_at > facts.now:
             return Wait(repeat_at, WaitReason.COLLAPSED)

@@ -20,7 +20,8 @@ WITH begun AS (
 )
 SELECT x.event_id, x.aggregate_ref AS device, x.task_type, x.task_version, x.generation, x.attempts, x.troubles,
        x.pushes_accepted, x.push_began_at, x.push_position, coalesce(b.state = 1, false) AS active,
-       coalesce(b.wake_position, 0) AS wake_position, w.online_until, w.contact_at,
+       coalesce(b.wake_position, 0) AS wake_position, coalesce(b.stored_entries > w.released_entries, false) AS pending,
+       w.online_until, w.contact_at,
        (SELECT e.position FROM envelopes e
          WHERE e.recipient_device_id = b.device_id AND e.position <= b.wake_position AND e.position > w.floor_position
            AND e.acked_at IS NULL AND e.kind = 0 AND e.expires_at > mailboxd_now()
