@@ -28,7 +28,7 @@ __all__ = ["EmbeddedError", "EmbeddedServices", "UnreachablePath", "default_data
 
 LOCK_FILE: Final = "services.lock"
 _LOCK_WAIT_SECONDS: Final = 2.0
-_SOCKET_NAME_BYTES: Final = len("/.s.PGSQL.5432.lock")
+_SOCKET_NAME_BYTES: Final = len("/valkey-00000000.sock")  # the longer one of both servers
 _SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path without its NUL
 
 

@@ -23,7 +23,10 @@ class EmbeddedValkey:
     def __init__(self, data_dir: Path, run_dir: Path | None, user: ServerUser, programs: Programs) -> None:
         self._directory = data_dir / "valkey"
         self._log = data_dir / "logs" / "valkey.log"
-        self._socket = run_dir / "valkey.sock" if run_dir is not None else None
+        self._run_dir = run_dir
+        # A name of this owner's own: a server whose owner was killed removes its socket's path when it ends, which may be
+        # after the next one has made its own.
+        self._socket = run_dir / f"valkey-{secrets.token_hex(4)}.sock" if run_dir is not None else None
         self._user = user
         self._programs = programs
         self._process: ServerProcess | None = None
@@ -44,8 +47,9 @@ class EmbeddedValkey:
         """Return once it takes connections. Nothing of an earlier run is left in it."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         self._user.own(self._directory)
-        if self._socket is not None:
-            self._socket.unlink(missing_ok=True)
+        if self._run_dir is not None and self._socket is not None:
+            for left in self._run_dir.glob("valkey-*.sock"):
+                left.unlink(missing_ok=True)
             self.url = f"unix://{self._socket}?db=0"
             door = ["--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "700"]
         else:
