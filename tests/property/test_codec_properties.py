@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgpack import fallback
+from msgpack import fallback  # type: ignore[import-untyped]
 
 from protocol import packing
 from protocol.codec import decode_client_frame, decode_server_frame, encode_client_frame, encode_server_frame

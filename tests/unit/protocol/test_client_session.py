@@ -133,9 +133,9 @@ def test_an_entry_pushed_twice_is_noticed_and_one_freed_by_defer_is_not() -> Non
 def test_caught_up_is_said_once_without_entries_and_never_taken_back() -> None:
     session = live()
     session.receive(batch(ID, caught_up=False), 1.0)
-    assert not session.caught_up
+    caught_up = [session.caught_up]
     session.receive(batch(), 1.0)
-    assert session.caught_up
+    assert [*caught_up, session.caught_up] == [False, True]
     for frame in (batch(), batch(OTHER, caught_up=False)):
         with pytest.raises(ContractBroken):
             session.receive(frame, 1.0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from msgpack import fallback
+from msgpack import fallback  # type: ignore[import-untyped]
 
 from protocol import packing
 from protocol.codec import decode_client_frame, decode_server_frame

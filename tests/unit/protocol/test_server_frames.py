@@ -20,13 +20,13 @@ from protocol.frames import AckResult, Entry, Error, MailboxBatch, SendAck, Send
 from protocol.limits import MAX_FRAME_BYTES, WireLimits
 from protocol.packing import pack, unpack
 
-ID = b"i" * 16
+ID: Any = b"i" * 16
 T = 1_767_225_600_000
-ENTRY: Any = Entry(ID, 1, b"sealed", T, T + 1)  # type: ignore[arg-type]
+ENTRY: Any = Entry(ID, 1, b"sealed", T, T + 1)
 
 
 def test_a_full_batch_with_every_field_is_read() -> None:
-    entry = Entry(ID, 300, bytes(256), T, T + 1, 0, ID)  # type: ignore[arg-type]
+    entry = Entry(ID, 300, bytes(256), T, T + 1, 0, ID)
     batch = MailboxBatch(None, (entry,) * 256, "c" * 76, True, False)
     assert decode_server_frame(encode_server_frame(batch)) == batch
 
@@ -39,7 +39,7 @@ def test_an_entry_packed_once_goes_into_any_batch() -> None:
 
 
 def test_an_echo_has_a_cmid_and_no_body_key() -> None:
-    echo = Entry(ID, 0, None, T, T + 1, None, ID, echo=True)  # type: ignore[arg-type]
+    echo = Entry(ID, 0, None, T, T + 1, None, ID, echo=True)
     assert unpack(encode_entry(echo)) == {
         "mid": ID,
         "pv": 0,
@@ -62,9 +62,9 @@ def test_an_entry_holds_only_the_fields_that_it_has() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 64])
 def test_send_ack_answers_each_envelope_in_order(count: int) -> None:
-    results = tuple(SendResult(bytes([n + 1] * 16), T + n, T + 2 * n) for n in range(count))  # type: ignore[arg-type]
-    data = encode_send_ack(ID, count % 2 == 0, results)  # type: ignore[arg-type]
-    assert decode_server_frame(data) == SendAck(ID, count % 2 == 0, results)  # type: ignore[arg-type]
+    results = tuple(SendResult(bytes([n + 1] * 16), T + n, T + 2 * n) for n in range(count))
+    data = encode_send_ack(ID, count % 2 == 0, results)
+    assert decode_server_frame(data) == SendAck(ID, count % 2 == 0, results)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 100])
@@ -83,7 +83,7 @@ def test_an_error_says_what_the_exception_says() -> None:
         ID,
         60_000,
         (0, 2),
-        Outcome.NOT_COMMITTED,  # type: ignore[arg-type]
+        Outcome.NOT_COMMITTED,
     )
     assert unpack(encode_error(MailboxError(ErrorCode.BAD_FRAME, "bad"), "r2")) == (
         72,

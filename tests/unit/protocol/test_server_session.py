@@ -74,7 +74,8 @@ def test_a_second_hello_is_malformed() -> None:
 
 def test_welcome_takes_the_window_of_hello_and_forgets_its_token() -> None:
     session = greeted()
-    assert session.hello is not None
+    given = session.hello
+    assert given == Hello("token", window_entries=2)
     session.welcome(start=0, head=9, pending=True, token_ends_at=900, reauth_at=840)
     assert session.hello is None
     plan = session.read_wanted()

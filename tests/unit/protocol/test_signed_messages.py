@@ -47,7 +47,7 @@ def test_no_message_is_the_beginning_of_another() -> None:
 
 def test_a_field_of_another_width_is_refused_since_it_could_shift_the_rest() -> None:
     with pytest.raises(ValueError, match="device_id"):
-        signed_messages.token_message(INSTANCE, DEVICE + b"x", CHALLENGE[1:])  # type: ignore[arg-type]
+        signed_messages.token_message(INSTANCE, DEVICE + b"x", CHALLENGE[1:])
     with pytest.raises(ValueError, match="instance_id"):
         signed_messages.token_message(b"", DEVICE, CHALLENGE)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="device_public_key"):
