@@ -147,6 +147,7 @@ class Gateway:
         sessions = SessionStore(
             postgres, instance_key=keyring.fingerprint.key, heartbeat_s=config.heartbeat_s, clock=now
         )
+        submit.wakes_due.append(wake.publish_worker)
         sessions.closed_with_mail.append(wake.publish_worker)
         for drain_store in (sessions.drain, reader.drain, acks.drain, submit.drain):  # the last one first
             stack.push_async_callback(drain_store, STORE_DRAIN_S)

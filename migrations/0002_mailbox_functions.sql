@@ -86,7 +86,7 @@ CREATE FUNCTION submit_batch_v1(
     OUT e_code smallint[], OUT e_position bigint[], OUT e_previous bigint[], OUT e_own boolean[],
     OUT e_accepted_ms bigint[], OUT e_expires_ms bigint[],
     OUT m_filling integer[],     -- mailboxes above 80 %
-    OUT opened integer           -- wake intents opened
+    OUT wakes_due integer        -- wake intents opened for devices that are away: worth a ring for the worker
 )
 LANGUAGE plpgsql VOLATILE
 -- Each statement walks an index once per element. Left to itself the planner takes a hash join or a scan for a
@@ -133,7 +133,7 @@ BEGIN
     m_add_bytes := m_add_entries;
     m_add_echoes := m_add_entries;
     m_filling := '{}';
-    opened := 0;
+    wakes_due := 0;
 
     -- 1. Lock. From here to the commit nobody else moves these heads, so in one mailbox position order is commit
     --    order. What FOR UPDATE returns of a locked row is its newest version.
@@ -452,16 +452,19 @@ BEGIN
          WHERE b.device_id = d.id AND (d.entries > 0 OR d.echoes > 0);
 
         -- 11. Wake intents, only where none is open: an online device costs nothing here.
-        INSERT INTO outbox_events AS x (event_id, aggregate_ref, task_type, next_attempt_at, created_at, updated_at)
-        SELECT gen_random_uuid(), d.id, 'wake_device', greatest(at_now, d.online), at_now, at_now
-          FROM unnest(m_device, m_add_entries, m_open, m_online) AS d(id, entries, open, online)
-         WHERE d.entries > 0 AND NOT d.open
-         ORDER BY d.id
-        ON CONFLICT (aggregate_ref, task_type) WHERE state <> 'dead_letter' DO UPDATE
-           SET state = 'pending', generation = x.generation + 1, attempts = 0, pushes_accepted = 0, reason = NULL,
-               next_attempt_at = excluded.next_attempt_at, updated_at = excluded.updated_at
-         WHERE x.state = 'completed';
-        GET DIAGNOSTICS opened = ROW_COUNT;
+        WITH opened AS (
+            INSERT INTO outbox_events AS x (event_id, aggregate_ref, task_type, next_attempt_at, created_at, updated_at)
+            SELECT gen_random_uuid(), d.id, 'wake_device', greatest(at_now, d.online), at_now, at_now
+              FROM unnest(m_device, m_add_entries, m_open, m_online) AS d(id, entries, open, online)
+             WHERE d.entries > 0 AND NOT d.open
+             ORDER BY d.id
+            ON CONFLICT (aggregate_ref, task_type) WHERE state <> 'dead_letter' DO UPDATE
+               SET state = 'pending', generation = x.generation + 1, attempts = 0, troubles = 0, pushes_accepted = 0,
+                   reason = NULL, next_attempt_at = excluded.next_attempt_at, updated_at = excluded.updated_at
+             WHERE x.state = 'completed'
+            RETURNING x.next_attempt_at
+        )
+        SELECT count(*) INTO wakes_due FROM opened o WHERE o.next_attempt_at <= at_now;
     END IF;
 END
 $$;

@@ -77,6 +77,7 @@ class SubmitStore:
         self._deferred_of: Counter[int] = Counter()  # by session; a session in here is held
         self._deferred_task: asyncio.Task[None] | None = None
         self._solo: dict[int, float] = {}
+        self.wakes_due: list[Callable[[], None]] = []  # called after a commit that opened intents of devices away
 
     @property
     def waiting(self) -> int:
@@ -149,6 +150,9 @@ class SubmitStore:
         old_keys = [keys_of(old, request) for request in requests] if old is not None else []
         columns = columns_of(requests, keys, old_keys, secret, self._policy(), wait=wait)
         rows = await lane.call(self._sql, *columns)
+        if rows[0]["wakes_due"]:
+            for hook in self.wakes_due:
+                hook()
         return answers_of(requests, columns, rows[0], lane.epoch)
 
     async def _after_fault(
