@@ -115,6 +115,7 @@ class Engine:
         self._cursor_refused = False
         self._pull: int | None = None
         self._walk: _Walk | None = None
+        self._walk_at = 0  # server time
         self._http_sends: dict[int, ClientMessageId] = {}
         self._http_pause_until = 0
 
@@ -161,7 +162,7 @@ class Engine:
         link = self._link
         match one:
             case FrameReceived(socket, frame):
-                if socket == link.socket:
+                if socket == link.socket and link.hears(frame):
                     self._frame(now, frame)
             case Submit(cmid, envelopes, echo):
                 self._outgoing.submit(now, self.server_now(now), cmid, envelopes, echo)
@@ -176,6 +177,7 @@ class Engine:
             case RetryDeferred():
                 self._incoming.retry_deferred()
                 self._store.note_ms(LAST_WALK, 0)
+                self._walk_at = 0
             case Resend(cmid):
                 self._outgoing.try_again(now, self.server_now(now), cmid)
             case Forget(cmid):
@@ -285,12 +287,16 @@ class Engine:
         self._notify(*self._outgoing.reconciled(server_now))
         last_walk = self._store.noted_ms(LAST_WALK)
         if last_walk is None:
-            self._store.note_ms(LAST_WALK, server_now)
-        elif server_now - last_walk >= self._settings.full_walk_age_ms:
-            self._begin_walk(server_now)
+            last_walk = server_now
+            self._store.note_ms(LAST_WALK, last_walk)
+        self._walk_at = last_walk + self._settings.full_walk_age_ms
 
-    def _begin_walk(self, server_now: int) -> None:
-        if self._walk is None:
+    def _walk_when_due(self, now: int) -> None:
+        """Once a day, and when the app asks: from the oldest entry on, so that what was deferred comes back."""
+        if not self._caught_up or self._walk is not None:
+            return
+        server_now = self._known_now(now)
+        if server_now >= self._walk_at:
             self._walk = _Walk()
             self._incoming.retry_deferred()
             self._store.prune(server_now - self._settings.dedup_age_ms)
@@ -301,6 +307,7 @@ class Engine:
         if not more:
             self._walk = None
             self._store.note_ms(LAST_WALK, self._known_now(now))
+            self._walk_at = self._known_now(now) + self._settings.full_walk_age_ms
 
     # -- HTTP session
 
@@ -362,6 +369,7 @@ class Engine:
 
     def _give_out(self, now: int) -> None:
         link = self._link
+        self._walk_when_due(now)
         if link.has_socket:
             self._give_out_frames(now)
         elif link.online:

@@ -16,7 +16,7 @@ from mailbox_client.errors import StopReason
 from mailbox_client.events import Connected, Disconnected, Stopped, Transport
 from mailbox_client.settings import ClientSettings
 from protocol.errors import CloseCode, ErrorCode, MailboxError
-from protocol.frames import GoAway, Hello, Ping, Reauth, Welcome
+from protocol.frames import Error, GoAway, Hello, Ping, Reauth, ServerFrame, Welcome
 
 TOKEN_SPARE_MS: Final = 10_000  # a token that ends sooner is not worth a connection
 TOKEN_REFUSALS_MAX: Final = 3
@@ -97,6 +97,12 @@ class Link:
     def has_socket(self) -> bool:
         """True if frames can be put on the socket."""
         return self.phase in (Phase.ONLINE, Phase.LEAVING) and self.transport is Transport.WEBSOCKET
+
+    def hears(self, frame: ServerFrame) -> bool:
+        """True if this frame counts now: one left over from a connection given up must not pass for a living one."""
+        if self.phase is Phase.GREETING:
+            return isinstance(frame, Welcome | Error | GoAway)
+        return self.has_socket and not isinstance(frame, Welcome)
 
     # -- the app
 
