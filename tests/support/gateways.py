@@ -40,7 +40,7 @@ _NO_LIMITS = """{"submit_rate_per_pair": 0, "submit_rate_per_device": 0, "submit
                  "connections_per_ip": 0, "handshakes_per_second": 0}"""
 
 
-@dataclass
+@dataclass(repr=False)
 class Device:
     """A registered device and the means to make tokens for it."""
 
@@ -84,7 +84,7 @@ class Door:
                 await client.writer.wait_closed()
 
 
-@dataclass
+@dataclass(repr=False)
 class LocalGateway(Door):
     """A gateway in this process."""
 
@@ -102,7 +102,7 @@ class LocalGateway(Door):
         await self.running
 
 
-@dataclass
+@dataclass(repr=False)
 class GatewayProcess(Door):
     """A gateway in a process of its own."""
 
@@ -138,7 +138,7 @@ class GatewayProcess(Door):
             return await self.process.wait()
 
 
-@dataclass
+@dataclass(repr=False)
 class GatewayLab:
     """Where gateways are started. `async with GatewayLab(...)` for one test."""
 

@@ -74,7 +74,7 @@ class HttpAnswer:
     body: bytes = b""
 
 
-@dataclass
+@dataclass(repr=False)
 class RawClient:
     """One TCP connection. `frame` and its kin wait at most WAIT_SECONDS."""
 
@@ -176,7 +176,13 @@ class RawClient:
             frame = await self.frame(within_seconds)
             if isinstance(frame, kind):
                 return frame
-            assert isinstance(frame, PushEvents), frame
+            assert isinstance(frame, PushEvents), str(frame)[:500]
+
+    async def find(self, kind: type[Frame], within_seconds: float = WAIT_SECONDS) -> Frame:
+        """The next frame of this kind, whatever comes before it (which is kept in `seen`)."""
+        while not isinstance(frame := await self.frame(within_seconds), kind):
+            pass
+        return frame
 
     async def closed(self, within_seconds: float = WAIT_SECONDS) -> Closed:
         """How the server ends the connection; frames before that are kept in `seen`."""
