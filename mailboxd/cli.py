@@ -83,7 +83,8 @@ def up(
     import asyncio
 
     from mailboxd.embedded import default_data_dir
-    from mailboxd.up import UpOptions, run_up, show_report
+    from mailboxd.up import run_up
+    from mailboxd.up_plan import UpOptions, show_report
 
     options = UpOptions((data_dir or default_data_dir()).absolute(), host, port, ops_port, gateways)
     raise typer.Exit(asyncio.run(run_up(options, os.environ, lambda report: show_report(report, as_json=as_json))))

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import structlog
 
-from mailboxd.child_process import ChildProcess, ChildSpec
-from mailboxd.embedded import EmbeddedServices
+from mailboxd.child_process import ChildProcess
+from mailboxd.embedded import EmbeddedError, EmbeddedServices
 from mailboxd.init import initialise
 from mailboxd.log_keeping import AppendedLogs, keep_logs
-from mailboxd.ports import choose_ports
 from mailboxd.running import LOGS_DIR, SECRETS_DIR, holding, remove_runtime_file, write_runtime_file
-from mailboxd.terminal import EXIT_OK, CommandError, print_result
+from mailboxd.terminal import EXIT_OK, CommandError
+from mailboxd.up_plan import Plan, UpOptions, make_plan, report_of
 from migrations import runner
 from runtime import logs
 from runtime.clock import SystemClock
-from runtime.config import PREFIX, GatewayConfig, WorkerConfig, load_config
 from runtime.keyring import Keyring
 from store.audit import AuditStore
 from store.policy import PolicyStore
@@ -32,29 +29,9 @@ from store.postgres import Postgres
 
 logger = structlog.get_logger(__name__)
 
-OPS_HOST: Final = "127.0.0.1"
 KILL_AFTER_DRAIN_S: Final = 10.0  # what a process gets beyond its own drain deadline
 SERVICES_LOOK_S: Final = 0.5
-
-
-class UpOptions(NamedTuple):
-    """What the command line says. Port 0 takes free ones."""
-
-    data_dir: Path
-    host: str
-    port: int
-    ops_port: int
-    gateways: int
-
-
-class Plan(NamedTuple):
-    """The processes to run, gateways first, and where they listen."""
-
-    gateways: tuple[ChildSpec, ...]
-    worker: ChildSpec
-    urls: tuple[str, ...]
-    ops_urls: tuple[str, ...]
-    drain_deadline_s: float
+SERVICE_FAILURES_MAX: Final = 6
 
 
 class Stop:
@@ -140,15 +117,13 @@ async def _run(
     _make_directory(options.data_dir)
     with holding(options.data_dir):
         remove_runtime_file(options.data_dir)  # a killed predecessor's
+        plan = make_plan(options, environ)
         async with EmbeddedServices(options.data_dir) as services:
             logs.configure("up", directory=options.data_dir / LOGS_DIR)
-            plan = make_plan(options, environ, services.postgres_dsn, services.redis_url)
+            plan = plan.with_services(services.postgres_dsn, services.redis_url)
             await runner.apply(services.postgres_dsn)
             await initialise(services.postgres_dsn, options.data_dir / SECRETS_DIR, Policy(registration="open"))
-            try:
-                await _keep_all(plan, options.data_dir, services, on_ready, stop)
-            finally:
-                remove_runtime_file(options.data_dir)
+            await _keep_all(plan, options.data_dir, services, on_ready, stop)
 
 
 async def _keep_all(
@@ -178,18 +153,30 @@ async def _keep_all(
             appended = AppendedLogs(data_dir / LOGS_DIR, [*own_logs, "up.log"])
             await keep_logs(appended, load_policy, clock)
     finally:
+        remove_runtime_file(data_dir)  # nobody shall find what is about to end
         await _stop_all(gateways, plan.drain_deadline_s + KILL_AFTER_DRAIN_S, stop)
         await _stop_all([worker], plan.drain_deadline_s + KILL_AFTER_DRAIN_S, stop)
 
 
 async def _keep_services(services: EmbeddedServices, clock: SystemClock, on_started: Callable[[], Any]) -> NoReturn:
-    """Start PostgreSQL or Valkey again when one has ended: both come back at their old address."""
+    """Start PostgreSQL or Valkey again when one has ended: both come back at their old address.
+
+    Raises EmbeddedError when that failed too often in a row: what a killed PostgreSQL left needs a moment to go away.
+    """
+    failures = 0
     while True:
-        await clock.sleep(SERVICES_LOOK_S)
-        for name in services.ended():
-            logger.warning("service ended; starting it again", service=name)
-            await services.start_again(name)
-            on_started()
+        await clock.sleep(SERVICES_LOOK_S * 2**failures)
+        try:
+            for name in services.ended():
+                logger.warning("service ended; starting it again", service=name)
+                await services.start_again(name)
+                on_started()
+            failures = 0
+        except EmbeddedError as error:
+            failures += 1
+            logger.warning("service did not start", error=str(error), failures=failures)
+            if failures >= SERVICE_FAILURES_MAX:
+                raise
 
 
 async def _stop_all(children: Sequence[ChildProcess], grace_s: float, stop: Stop) -> None:
@@ -204,63 +191,6 @@ async def _stop_all(children: Sequence[ChildProcess], grace_s: float, stop: Stop
     await ended
 
 
-def make_plan(options: UpOptions, environ: Mapping[str, str], postgres_dsn: str, redis_url: str) -> Plan:
-    """What to run. Raises ConfigError with every mistake in the environment, CommandError for a port in use."""
-    secrets_dir, logs_dir = options.data_dir / SECRETS_DIR, options.data_dir / LOGS_DIR
-    ports = choose_ports(options.host, options.port, options.gateways, "--port")
-    ops_ports = choose_ports(OPS_HOST, options.ops_port, options.gateways + 1, "--ops-port")
-    common = dict(environ) | {
-        PREFIX + "POSTGRES_DSN": postgres_dsn,
-        PREFIX + "REDIS_URL": redis_url,
-        PREFIX + "SECRETS_DIR": str(secrets_dir),
-        PREFIX + "LOG_DIR": str(logs_dir),
-    }
-    common.setdefault(PREFIX + "LOOPBACK_EXEMPT", "true")
-    gateways = []
-    for number, (port, ops_port) in enumerate(zip(ports, ops_ports[:-1], strict=True), start=1):
-        own = {PREFIX + "LISTEN": _address(options.host, port), PREFIX + "OPS_LISTEN": f"{OPS_HOST}:{ops_port}"}
-        gateways.append(_spec("gateway", f"gateway-{number}", common | own, ops_port))
-    worker = _spec("worker", "worker", common | {PREFIX + "OPS_LISTEN": f"{OPS_HOST}:{ops_ports[-1]}"}, ops_ports[-1])
-    gateway_config = load_config(GatewayConfig, gateways[0].environment)
-    worker_config = load_config(WorkerConfig, worker.environment)
-    scheme = "http" if gateway_config.tls_certificate is None else "https"
-    return Plan(
-        tuple(gateways),
-        worker,
-        tuple(f"{scheme}://{_address(options.host, port)}" for port in ports),
-        tuple(f"http://{OPS_HOST}:{port}" for port in ops_ports),
-        max(gateway_config.drain_deadline_s, worker_config.drain_deadline_s),
-    )
-
-
-def report_of(plan: Plan, data_dir: Path, postgres_dsn: str, redis_url: str, pids: dict[str, Any]) -> dict[str, Any]:
-    """The one line of `up --json`, and the runtime file."""
-    return {
-        "url": plan.urls[0],
-        "urls": list(plan.urls),
-        "ws_urls": [f"ws{url.removeprefix('http')}/v1/ws" for url in plan.urls],
-        "ops_urls": list(plan.ops_urls),
-        "postgres_dsn": postgres_dsn,
-        "redis_url": redis_url,
-        "data_dir": str(data_dir),
-        "pids": pids,
-    }
-
-
-def show_report(report: dict[str, Any], *, as_json: bool) -> None:
-    """Say that it runs: one JSON line, or the same for a person."""
-    urls, ops_urls = report["urls"], report["ops_urls"]
-    lines = [
-        f"mailboxd is up, data in {report['data_dir']}",
-        *(f"  HTTP and WebSocket  {url}" for url in urls),
-        f"  health, metrics     {'  '.join(ops_urls)}",
-        f"  logs                {report['data_dir']}/{LOGS_DIR}",
-        f"Try it:  curl {report['url']}/v1/instance",
-        "Ctrl-C stops everything.",
-    ]
-    print_result(report, as_json=as_json, lines=lines)
-
-
 @contextlib.asynccontextmanager
 async def _policy_of(data_dir: Path, postgres_dsn: str) -> AsyncIterator[Callable[[], Any]]:
     postgres = Postgres(postgres_dsn, pool_min=0, pool_max=1, application_name="mailboxd up")
@@ -273,17 +203,8 @@ async def _policy_of(data_dir: Path, postgres_dsn: str) -> AsyncIterator[Callabl
         await postgres.close()
 
 
-def _spec(command: str, name: str, environment: Mapping[str, str], ops_port: int) -> ChildSpec:
-    arguments = [sys.executable, "-m", "mailboxd", command, "--parent-pid", str(os.getpid()), "--log-name", name]
-    return ChildSpec(name, arguments, environment, OPS_HOST, ops_port)
-
-
 def _make_directory(data_dir: Path) -> None:
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(f"{data_dir} cannot be created: {error.strerror}; take another --data-dir") from None
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -18,7 +18,8 @@ from mailboxd.demo.files import Outgoing, read_files
 from mailboxd.demo.play import DemoFailed, Play
 from mailboxd.demo.push import PushEndpoint
 from mailboxd.terminal import EXIT_FAILED, EXIT_OK, CommandError
-from mailboxd.up import UpOptions, serving
+from mailboxd.up import serving
+from mailboxd.up_plan import UpOptions
 from protocol.errors import MailboxError
 
 FILES_BYTES_MAX: Final = 100 * 1024 * 1024  # all of it waits in one mailbox, which holds 128 MiB by default
