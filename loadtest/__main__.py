@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report, separators=(",", ":")))
     else:
-        show(report, Console())
+        console = Console()
+        show(report, console if console.is_terminal else Console(width=160))
     return 0 if report["ok"] else 1
 
 

@@ -32,6 +32,7 @@ from mailbox_client.events import (
     StoreWasReset,
     Transport,
 )
+from mailbox_client.http_answers import LastResortKey, OneTimeKey
 from mailbox_client.local_store import LocalStore, StoreFault
 from mailbox_client.local_store.memory import MemoryStore
 from mailbox_client.local_store.sqlite import SqliteStore
@@ -53,6 +54,7 @@ __all__ = [
     "IdNotUsable",
     "IdsUnavailable",
     "InstanceChanged",
+    "LastResortKey",
     "LocalStore",
     "MailboxClient",
     "MailboxHttp",
@@ -60,6 +62,7 @@ __all__ = [
     "MessagesDeferred",
     "NoAnswer",
     "NotRegistered",
+    "OneTimeKey",
     "Receipt",
     "Reconciled",
     "Refusal",

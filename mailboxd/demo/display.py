@@ -60,7 +60,9 @@ class PlainDisplay:
         pass
 
     def say(self, text: str) -> None:
-        self._console.print(f"[{perf_counter() - self._started:6.2f} s] {text}", markup=False, highlight=False)
+        self._console.print(
+            f"[{perf_counter() - self._started:6.2f} s] {text}", markup=False, highlight=False, soft_wrap=True
+        )
 
     def expect(self, total: int) -> None:
         pass

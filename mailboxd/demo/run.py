@@ -17,7 +17,7 @@ from mailboxd.demo.display import Display, choose_display
 from mailboxd.demo.files import Outgoing, read_files
 from mailboxd.demo.play import DemoFailed, Play
 from mailboxd.demo.push import PushEndpoint
-from mailboxd.terminal import EXIT_FAILED, EXIT_OK, CommandError
+from mailboxd.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, CommandError
 from mailboxd.up import serving
 from mailboxd.up_plan import UpOptions
 from protocol.errors import MailboxError
@@ -30,7 +30,10 @@ _PAIR_RATE: Final = "submit_rate_per_pair"
 def run_demo(data_dir: Path, files: Sequence[Path], environ: Mapping[str, str], *, as_json: bool) -> int:
     """Play it and show it; 0 when everything came true, 1 when not. Raises CommandError when it cannot begin."""
     outgoing = _read(files or _default_files())
-    return asyncio.run(_demo(data_dir, outgoing, environ, choose_display(as_json=as_json)))
+    try:
+        return asyncio.run(_demo(data_dir, outgoing, environ, choose_display(as_json=as_json)))
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
 
 
 async def _demo(data_dir: Path, files: Sequence[Outgoing], environ: Mapping[str, str], display: Display) -> int:

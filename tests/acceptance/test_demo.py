@@ -52,8 +52,7 @@ def left_of(data_dir: Path) -> list[str]:
     return found
 
 
-def test_everything_that_is_sent_arrives_once_and_a_second_run_works_too(tmp_path: Path, files: list[Path]) -> None:
-    data_dir = tmp_path / "data"
+def test_everything_that_is_sent_arrives_once_and_a_second_run_works_too(data_dir: Path, files: list[Path]) -> None:
     for run_of_two in (1, 2):
         result = played(data_dir, *files)
         assert set(PLAYED) <= set(result), run_of_two
@@ -66,16 +65,15 @@ def test_everything_that_is_sent_arrives_once_and_a_second_run_works_too(tmp_pat
         assert left_of(data_dir) == []
 
 
-def test_without_files_it_sends_the_readme_and_the_licence(tmp_path: Path) -> None:
-    done = run("demo", "--data-dir", str(tmp_path / "data"))
+def test_without_files_it_sends_the_readme_and_the_licence(data_dir: Path) -> None:
+    done = run("demo", "--data-dir", str(data_dir))
     assert done.code == 0, done.out
     assert "2 files opened and rebuilt, their hashes are equal" in done.out
     assert "first device's mailbox is empty" in done.out
     assert "second device's mailbox is empty" in done.out
 
 
-def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
+def test_a_missing_file_is_named_before_anything_starts(data_dir: Path, tmp_path: Path) -> None:
     done = run("demo", "--data-dir", str(data_dir), str(tmp_path / "nowhere.txt"))
     assert (done.code, done.err) == (1, f"mailboxd: {tmp_path / 'nowhere.txt'}: No such file or directory\n")
     assert not data_dir.exists()
@@ -83,9 +81,8 @@ def test_a_missing_file_is_named_before_anything_starts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_stops_everything_that_it_started(
-    tmp_path: Path, files: list[Path], number: signal.Signals
+    data_dir: Path, files: list[Path], number: signal.Signals
 ) -> None:
-    data_dir = tmp_path / "data"
     with subprocess.Popen(
         command_line("demo", "--json", "--data-dir", str(data_dir), *map(str, files)),
         env=environment(),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime.config import known_settings
-from tests.acceptance.up import running_up
 from tests.support.command import environment, run
+from tests.support.up import running_up
 
 TREE = Path(__file__).resolve().parents[2]
 README = (TREE / "README.md").read_text()
@@ -22,10 +22,10 @@ def block(language: str) -> str:
     return "\n".join(re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL))
 
 
-def test_the_client_example_runs_as_it_stands(tmp_path: Path) -> None:
-    with running_up(tmp_path / "data") as server:
+def test_the_client_example_runs_as_it_stands(data_dir: Path, tmp_path: Path) -> None:
+    with running_up(data_dir) as server:
         example = tmp_path / "example.py"
-        example.write_text(block("python").replace("http://127.0.0.1:8080", server["url"]))
+        example.write_text(block("python").replace("http://127.0.0.1:8080", server.report["url"]))
         done = subprocess.run(
             [sys.executable, str(example)], env=environment(), capture_output=True, text=True, timeout=60, check=False
         )
