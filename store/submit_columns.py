@@ -129,7 +129,7 @@ def columns_of(
             e_mailbox.append(mailbox)
             e_mid.append(envelope.mid)
             e_pv.append(envelope.pv if 0 <= envelope.pv <= _INT4_MAX else -1)
-            e_ttl.append(rule.lifetime_s(envelope.ttl_s))
+            e_ttl.append(max(0, rule.lifetime_s(envelope.ttl_s)))  # below the minimum it is refused, whatever it is
             e_pad.append(envelope.pad)
             e_body.append(envelope.body)
             e_refused.append(refused)
