@@ -1,4 +1,4 @@
-"""A worker killed by SIGKILL, in a process of its own, at every place that matters: nothing is forgotten (seed 000, 5)."""
+"""A worker killed by SIGKILL, a process of its own, at every place that matters forgets nothing (seed 000, 5)."""
 
 from __future__ import annotations
 

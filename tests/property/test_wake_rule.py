@@ -118,8 +118,8 @@ async def _judge(
         stored = [entry for entry in entries if not entry["echo"]]
         released = sum(entry["acked"] for entry in stored)
         await connection.execute(
-            "INSERT INTO mailboxes (device_id, identity_id, state, wake_open, head_position, wake_position, stored_entries)"
-            " VALUES ($1, $1, $2, true, 10, $3, $4)",
+            "INSERT INTO mailboxes (device_id, identity_id, state, wake_open, head_position, wake_position,"
+            " stored_entries) VALUES ($1, $1, $2, true, 10, $3, $4)",
             DEVICE,
             2 if revoked else 1,
             wake_position,

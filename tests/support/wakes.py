@@ -143,7 +143,8 @@ class WorkerParts:
     async def intent(self, device: DeviceId) -> Any:
         """The newest outbox row of the device."""
         return await self.stores.postgres.fetchrow(
-            "SELECT * FROM outbox_events WHERE aggregate_ref = $1 ORDER BY state = 'dead_letter', created_at DESC LIMIT 1",
+            "SELECT * FROM outbox_events WHERE aggregate_ref = $1"
+            " ORDER BY state = 'dead_letter', created_at DESC LIMIT 1",
             device,
         )
 
@@ -186,8 +187,9 @@ async def put_route(made: Stores, device: DeviceId, url: str, *, seal: PushSeal 
         await connection.execute("SELECT FROM mailboxes WHERE device_id = $1 FOR NO KEY UPDATE", device)
         await connection.execute(
             "INSERT INTO push_routes AS r (device_id, wake_route_id, provider, sealed_address, seal_key_id)"
-            " VALUES ($1, $2, 'gateway', $3, $4) ON CONFLICT (device_id) DO UPDATE SET wake_route_id = excluded.wake_route_id,"
-            " sealed_address = excluded.sealed_address, status = 'active', version = r.version + 1, gone_told_at = NULL",
+            " VALUES ($1, $2, 'gateway', $3, $4) ON CONFLICT (device_id) DO UPDATE"
+            " SET wake_route_id = excluded.wake_route_id, sealed_address = excluded.sealed_address, status = 'active',"
+            " version = r.version + 1, gone_told_at = NULL",
             device,
             os.urandom(16),
             sealed.sealed,
