@@ -103,11 +103,13 @@ class Gateway:
         self,
         *,
         services: GatewayServices,
+        door: WsDoor,
         listener: WakeListener,
         supervisor: Supervisor,
         ports: list[ListenAddress],
     ) -> None:
         self.services = services
+        self.door = door
         self.listener = listener
         self._supervisor = supervisor
         self.ports = ports  # where it listens: for devices, for operations
@@ -316,7 +318,7 @@ class Gateway:
         for server in servers:
             stack.callback(server.close)
         ports = [ListenAddress(*server.sockets[0].getsockname()[:2]) for server in reversed(servers)]
-        return cls(services=services, listener=listener, supervisor=supervisor, ports=ports)
+        return cls(services=services, door=door, listener=listener, supervisor=supervisor, ports=ports)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until `stopping`, then drain within the deadline. Raises LoopFailed when a loop is beyond restarting."""
@@ -330,7 +332,7 @@ class Gateway:
             if not loops.done():
                 log.info("gateway drains")
                 # The port stays open: newcomers hear 503 and a come-back time, which is more than a refused connection.
-                await self.services.drain.run()
+                await self.services.drain.run(lambda: self.door.open_sockets)
         finally:
             asked.cancel()
             stop_loops.set()

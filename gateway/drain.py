@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -42,8 +43,11 @@ class Drain:
         self._draining = True
         self._waiters.release_all()
 
-    async def run(self) -> None:
-        """Send everybody away: GOAWAY, then 1012 once nothing is in flight, at the latest at the deadline."""
+    async def run(self, open_sockets: Callable[[], int]) -> None:
+        """Send everybody away: GOAWAY, then 1012 once nothing is in flight, at the latest at the deadline.
+
+        `open_sockets`: WebSockets whose closing handshake may still be on its way.
+        """
         self.begin()
         began = self._clock.monotonic()
         staying = list(self._registry.everybody())
@@ -73,5 +77,7 @@ class Drain:
             await self._clock.sleep(STEP_S)
         for session in [*staying, *told]:
             session.close(CloseCode.RESTART, "restart")
-        await self._clock.sleep(min(CLOSE_S, self._deadline_s / 4))
+        closing_until = self._clock.monotonic() + CLOSE_S
+        while open_sockets() and self._clock.monotonic() < closing_until:
+            await self._clock.sleep(STEP_S)
         log.info("drained", seconds=round(self._clock.monotonic() - began, 1))

@@ -67,6 +67,7 @@ class WsDoor:
         self._budget = budget
         self._limits = limits
         self._numbers = count(1)
+        self.open_sockets = 0  # those in their closing handshake included
         self._wheel: TimerWheel[DeviceSession] = TimerWheel(self.now())
         self._budget_stuck_since = 0.0
 
@@ -76,6 +77,7 @@ class WsDoor:
         `address` was counted by the limits and is given back at the end. `early`: what came behind the request's head.
         """
         connection = WsConnection(self._outbox, self._budget, address, self._connection_gone)
+        self.open_sockets += 1
         now = self.now()
         session = DeviceSession(self, connection, next(self._numbers), now)
         self._registry.add(session)
@@ -83,10 +85,6 @@ class WsDoor:
         session.schedule()
         if early:
             connection.data_received(early)
-
-    def next_number(self) -> int:
-        """An order key that no session has: for one HTTP request."""
-        return next(self._numbers)
 
     def schedule(self, session: DeviceSession, at_s: float) -> None:
         """Look at the session at that second, or before."""
@@ -105,6 +103,7 @@ class WsDoor:
         self.schedule(session, self.now() + TICK_S)
 
     def _connection_gone(self, connection: WsConnection) -> None:
+        self.open_sockets -= 1
         self._limits.give_back_address(connection.address)
         self._limits.closed()
 
