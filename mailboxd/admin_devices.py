@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mailboxd.options import ConfigFile, DataDir, Json
+from mailboxd.options import TAKES_IDS, ConfigFile, DataDir, Json
 from mailboxd.terminal import CommandError, print_result
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 devices_app = typer.Typer(no_args_is_help=True, help="Devices of the instance.")
 
 
-@devices_app.command("revoke")
+@devices_app.command("revoke", context_settings=TAKES_IDS)
 def revoke_device(
     device_id: Annotated[str, typer.Argument(help="The device's id, 22 characters.")],
     data_dir: DataDir = None,
@@ -41,8 +41,9 @@ def revoke_device(
 
 async def _revoke(session: AdminSession, device: DeviceId) -> bool:
     """In the database first, which is what counts; then the gateways are told, also when it was revoked before."""
+    from protocol.errors import ErrorCode, MailboxError
     from protocol.fingerprint import InstanceSecret
-    from protocol.ids import InstanceId
+    from protocol.ids import InstanceId, to_text
     from store.auth import ChallengeStore
     from store.idempotency import RequestRecords
     from store.identities import IdentityStore
@@ -61,7 +62,12 @@ async def _revoke(session: AdminSession, device: DeviceId) -> bool:
         session.audit,
         lambda: policy,
     )
-    was_active = await identities.revoke_by_operator(device, request_id=session.request_id)
+    try:
+        was_active = await identities.revoke_by_operator(device, request_id=session.request_id)
+    except MailboxError as error:
+        if error.code is ErrorCode.NOT_FOUND:
+            raise CommandError(f"there is no device {to_text(device)}") from None
+        raise
     redis = connect(session.config.redis_url)
     wake = WakeBus(redis, WakeNames(instance_tag(instance_id), session.keyring.fingerprint.key))
     wake.publish_revoked([device])

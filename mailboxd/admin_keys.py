@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mailboxd.options import ConfigFile, DataDir, Json
+from mailboxd.options import TAKES_IDS, ConfigFile, DataDir, Json
 from mailboxd.terminal import CommandError, print_result, table, time_text
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def rotate_key(
     _change(purpose, data_dir, config_file, as_json, lambda keyring, kind, now_ms: keyring.rotate(kind, now_ms))
 
 
-@keys_app.command("retire")
+@keys_app.command("retire", context_settings=TAKES_IDS)
 def retire_key(
     purpose: PurposeName,
     key_id: Annotated[str, typer.Argument(help="As `keys list` shows it.")],

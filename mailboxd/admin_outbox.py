@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mailboxd.options import ConfigFile, DataDir, Json
+from mailboxd.options import TAKES_IDS, ConfigFile, DataDir, Json
 from mailboxd.terminal import CommandError, pairs, print_result, table, time_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def list_dead_letters(
     print_result({"dead_letters": shown}, as_json=as_json, lines=lines)
 
 
-@dead_letters_app.command("show")
+@dead_letters_app.command("show", context_settings=TAKES_IDS)
 def show_dead_letter(
     event_id: EventId, data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False
 ) -> None:
@@ -56,7 +56,7 @@ def show_dead_letter(
     print_result(shown, as_json=as_json, lines=pairs(shown))
 
 
-@dead_letters_app.command("requeue")
+@dead_letters_app.command("requeue", context_settings=TAKES_IDS)
 def requeue_dead_letter(
     event_id: EventId, data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False
 ) -> None:
@@ -70,7 +70,7 @@ def requeue_dead_letter(
     _change(event_id, data_dir, config_file, as_json, AuditType.DEAD_LETTER_REQUEUED, "requeued", requeue)
 
 
-@dead_letters_app.command("drop")
+@dead_letters_app.command("drop", context_settings=TAKES_IDS)
 def drop_dead_letter(
     event_id: EventId, data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -19,4 +19,7 @@ DataDir = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="A TOML file with settings; the environment wins.")
 ]
+# For commands that take an id as an argument: an id may begin with a hyphen and is no option then.
+TAKES_IDS: Final = {"ignore_unknown_options": True}
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
