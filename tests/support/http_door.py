@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +21,11 @@ from runtime.clock import Clock, SystemClock
 from runtime.config import GatewayConfig
 from runtime.keyring import KEYRING_FILE, create
 from runtime.setting_types import ListenAddress
+from store.instance import ensure_instance
 from store.policy import PolicyStore
+from store.policy_rules import Policy
 from tests.support.accounts import Keys
+from tests.support.services import Services
 
 FREE_PORT = ListenAddress("127.0.0.1", 0)
 MSGPACK = "application/msgpack"
@@ -77,7 +81,7 @@ class Door:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         as_msgpack: bool = False,
-        raw: bytes | None = None,
+        raw: bytes | BytesIO | None = None,
         ops: bool = False,
     ) -> Reply:
         """Ask, and check what holds for every answer. `body` is a map of JSON or, `as_msgpack`, of MessagePack."""
@@ -233,3 +237,16 @@ async def running_door(
         finally:
             stopping.set()
             await running
+
+
+@asynccontextmanager
+async def shared_door(services: Services, directory: Path) -> AsyncIterator[Door]:
+    """A gateway for a whole module, on a database of its own: for tests that change neither policy nor settings."""
+    dsn = services.create(services.migrated_template())
+    try:
+        await ensure_instance(dsn, policy=Policy(), signing_keys={})
+        async with running_door(dsn, services.empty_redis(), directory, loopback_exempt=True) as door:
+            await door.set_policy("submit_rate_per_device=0")
+            yield door
+    finally:
+        services.drop(dsn)
