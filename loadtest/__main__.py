@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         warmup_s=options.warmup,
         rate_per_s=options.rate,
     )
+    gc.disable()  # the history is millions of objects without cycles: walking them would only steal the server's cores
     try:
         report = uvloop.run(bench(options.scenario or ["cycle"], settings, options.url))
     except (ServerFailed, SwarmFailed, RegistrationFailed, HttpFailed, PgbenchFailed) as error:
