@@ -105,10 +105,12 @@ class Gateway:
         services: GatewayServices,
         door: WsDoor,
         listener: WakeListener,
+        limits: ConnectionLimits,
         supervisor: Supervisor,
         ports: list[ListenAddress],
     ) -> None:
         self.services = services
+        self.limits = limits
         self.door = door
         self.listener = listener
         self._supervisor = supervisor
@@ -318,7 +320,7 @@ class Gateway:
         for server in servers:
             stack.callback(server.close)
         ports = [ListenAddress(*server.sockets[0].getsockname()[:2]) for server in reversed(servers)]
-        return cls(services=services, door=door, listener=listener, supervisor=supervisor, ports=ports)
+        return cls(services=services, door=door, listener=listener, limits=limits, supervisor=supervisor, ports=ports)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until `stopping`, then drain within the deadline. Raises LoopFailed when a loop is beyond restarting."""

@@ -101,9 +101,9 @@ class FirstRequest(asyncio.Protocol):
             self._refuse(front.judge.busy("full"))
         elif not self._is_websocket():
             self._to_http()
-        elif (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+        elif (end := self._buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)) >= 0:
             self._judge(end)
-        elif len(self._buffer) > HEAD_BYTES_MAX:
+        elif len(self._buffer) >= HEAD_BYTES_MAX:
             self._to_http()  # which refuses long heads
 
     def _is_websocket(self) -> bool:
