@@ -322,7 +322,7 @@ $$;
 
 -- Seed 000, 3.4: removes expired entries, oldest first, and counts those as released that no ACK had released.
 -- Candidates without locks; owners SKIP LOCKED, so that it never stands in the way of an ACK; then checked again.
-CREATE FUNCTION cleanup_expired_v1(rows_max integer, OUT found integer, OUT deleted integer)
+CREATE FUNCTION cleanup_expired_v1(rows_max integer, OUT seen integer, OUT deleted integer)
 LANGUAGE plpgsql VOLATILE
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
 AS $$
@@ -334,9 +334,9 @@ BEGIN
       INTO devices, positions
       FROM (SELECT e.recipient_device_id AS device, e.position FROM envelopes e
              WHERE e.expires_at <= at_now ORDER BY e.expires_at LIMIT rows_max) AS c;
-    found := cardinality(devices);
+    seen := cardinality(devices);
     deleted := 0;
-    IF found = 0 THEN RETURN; END IF;
+    IF seen = 0 THEN RETURN; END IF;
     SELECT coalesce(array_agg(s.device_id), '{}') INTO held
       FROM (SELECT w.device_id FROM mailbox_owners w
              WHERE w.device_id IN (SELECT DISTINCT d FROM unnest(devices) AS d)
@@ -362,7 +362,7 @@ END
 $$;
 
 -- Seed 000, 2.2: removes what was acked longer ago than `age`, by the notes that each ACK left. Always takes one note whole.
-CREATE FUNCTION cleanup_acked_v1(rows_max integer, notes_max integer, age interval, OUT found integer, OUT deleted integer)
+CREATE FUNCTION cleanup_acked_v1(rows_max integer, notes_max integer, age interval, OUT seen integer, OUT deleted integer)
 LANGUAGE plpgsql VOLATILE
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
 AS $$
@@ -377,9 +377,9 @@ BEGIN
               FROM (SELECT a.batch_id, a.acked_at, cardinality(a.positions) AS size FROM ack_batches a
                      ORDER BY a.batch_id LIMIT notes_max FOR UPDATE SKIP LOCKED) AS b) AS n
      WHERE n.acked_at <= old AND n.before < rows_max;
-    found := cardinality(notes);
+    seen := cardinality(notes);
     deleted := 0;
-    IF found = 0 THEN RETURN; END IF;
+    IF seen = 0 THEN RETURN; END IF;
     SELECT array_agg(c.device ORDER BY c.device, c.position), array_agg(c.position ORDER BY c.device, c.position)
       INTO devices, positions
       FROM ack_batches a CROSS JOIN LATERAL unnest(a.device_ids, a.positions) AS c(device, position)

@@ -82,10 +82,10 @@ class RetentionStore:
         """Remove up to about `rows_max` rows that are over."""
         match table:
             case Table.EXPIRED:
-                return await self._found("cleanup_expired", rows_max, rows_max)
+                return await self._seen("cleanup_expired", rows_max, rows_max)
             case Table.ACKED:
                 age = timedelta(seconds=policy.acked_cleanup_s)
-                return await self._found("cleanup_acked", rows_max, rows_max, ACK_NOTES_MAX, age)
+                return await self._seen("cleanup_acked", rows_max, rows_max, ACK_NOTES_MAX, age)
             case Table.IDEMPOTENCY:
                 return await self._deleted("cleanup_idempotency", rows_max, rows_max)
             case Table.CHALLENGES:
@@ -100,11 +100,11 @@ class RetentionStore:
                 deleted = int(await self._postgres.fetchval(_SQL["cleanup_revoked"], rows_max))
                 return Swept(deleted, deleted >= rows_max)
 
-    async def _found(self, name: str, rows_max: int, *args: Any) -> Swept:
+    async def _seen(self, name: str, rows_max: int, *args: Any) -> Swept:
         row = await self._postgres.fetchrow(_SQL[name], *args)
         assert row is not None  # noqa: S101 - a function without FROM gives one row
-        # Found and not deleted is in others' hands: looking again at once would only burn time.
-        return Swept(row["deleted"], row["deleted"] > 0 and (row["deleted"] >= rows_max or row["found"] >= rows_max))
+        # Seen and not deleted is in others' hands: looking again at once would only burn time.
+        return Swept(row["deleted"], row["deleted"] > 0 and (row["deleted"] >= rows_max or row["seen"] >= rows_max))
 
     async def _deleted(self, name: str, rows_max: int, *args: Any) -> Swept:
         status = await self._postgres.execute(_SQL[name], *args)

@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from protocol.errors import MailboxError
+from protocol.errors import ErrorCode, MailboxError
 from runtime.clock import Clock
 from runtime.supervise import Progress
 from store.policy_rules import Policy
@@ -67,6 +67,8 @@ class Cleanup:
         try:
             swept = await self._retention.sweep(table, self._policy(), ROWS_MAX)
         except MailboxError as error:
+            if error.code is not ErrorCode.UNAVAILABLE:
+                raise
             logger.warning("clean-up waits for the database", table=table.value, error=str(error))
             return Swept(0, False)
         if swept.deleted:

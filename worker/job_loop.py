@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from protocol.errors import MailboxError
+from protocol.errors import ErrorCode, MailboxError
 from runtime import faultpoints
 from runtime.clock import Clock
 from runtime.doorbell import Doorbell
@@ -174,9 +174,9 @@ class JobLoop:
         try:
             async with asyncio.timeout(JOB_SECONDS_MAX):
                 return await handler(job)
-        except MailboxError:
-            raise
         except Exception as error:
+            if isinstance(error, MailboxError) and error.code is ErrorCode.UNAVAILABLE:
+                raise  # not the job's fault: it is done again when the database answers
             return await self._failed(delivery, job, error)
 
     async def _failed(self, delivery: Delivery, job: Job, error: Exception) -> str:

@@ -1,10 +1,10 @@
 -- name: cleanup_expired
 -- $1 rows_max
-SELECT found, deleted FROM cleanup_expired_v1($1);
+SELECT seen, deleted FROM cleanup_expired_v1($1);
 
 -- name: cleanup_acked
 -- $1 rows_max, $2 notes_max, $3 age
-SELECT found, deleted FROM cleanup_acked_v1($1, $2, $3);
+SELECT seen, deleted FROM cleanup_acked_v1($1, $2, $3);
 
 -- name: cleanup_idempotency
 -- $1 rows_max. All of these: oldest first, whoever else is at it takes others.

@@ -69,9 +69,9 @@ async def test_a_name_is_resolved_once_and_inner_addresses_among_its_answers_are
     "url",
     [
         "http://push.example/", "ftp://push.example/", "push.example", "https://", "https:///x", "",
-        "https://user@push.example/", "https://user:pass@push.example/", "https://push.example:0/", "https://push.example:99999/",
-        "https://push.exa mple/",        "https://push.example\\@127.0.0.1/", "https://[::1/", "https://pu\u017fh.example/", "https://push.example/\n",
-        "file:///etc/passwd", "gopher://push.example/",
+        "https://user@push.example/", "https://user:pass@push.example/", "https://push.example:0/",
+        "https://push.example:99999/", "https://push.exa mple/", "https://push.example\\@127.0.0.1/", "https://[::1/",
+        "https://pu\u017fh.example/", "https://push.example/\n", "file:///etc/passwd", "gopher://push.example/",
     ],
 )  # fmt: skip
 async def test_what_is_not_a_plain_https_url_is_refused(url: str) -> None:
