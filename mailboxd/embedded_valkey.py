@@ -24,7 +24,7 @@ class EmbeddedValkey:
         self._directory = data_dir / "valkey"
         self._log = data_dir / "logs" / "valkey.log"
         self._run_dir = run_dir
-        # A name of this owner's own: a server whose owner was killed removes its socket's path when it ends, which may be
+        # A name of this owner's own: a server whose owner was killed removes its socket's path when it ends, maybe only
         # after the next one has made its own.
         self._socket = run_dir / f"valkey-{secrets.token_hex(4)}.sock" if run_dir is not None else None
         self._user = user
