@@ -35,7 +35,6 @@ from protocol.packing import UINT64_MAX
 from protocol.signed_messages import CHALLENGE_CONTEXTS
 
 INVITE_CHARS_MAX: Final = 256
-PREKEY_SIGNATURE_BYTES_MAX: Final = 4_096  # opaque here: whatever signature scheme the app uses
 PUSH_TEXT_CHARS_MAX: Final = 4_096
 
 
@@ -153,7 +152,7 @@ def prekey_upload(fields: Fields) -> PrekeyUpload:
     last_resort = None
     if "last_resort" in fields:
         prekey = fields.map("last_resort")
-        signature = prekey.binary("signature", 1, PREKEY_SIGNATURE_BYTES_MAX)
+        signature = prekey.binary("signature", SIGNATURE_BYTES)
         last_resort = LastResortPrekey(_key_id(prekey), _public_key(prekey), signature)
     return PrekeyUpload(tuple(one_time.values()), last_resort)
 
