@@ -19,7 +19,7 @@ from gateway.request_ids import new_request_id
 from gateway.services import GatewayServices
 from protocol.errors import ErrorCode, MailboxError
 from protocol.http_shapes import idempotency_key
-from protocol.http_values import Fields, bad_request, parse_body
+from protocol.http_values import BodyFormat, Fields, bad_request, parse_body
 from protocol.ids import DeviceId
 from store.audit import AuditType
 
@@ -85,14 +85,15 @@ class Exchange:
     async def fields(self, *, may_be_empty: bool = False) -> Fields:
         """The map in the body. Raises UNSUPPORTED_MEDIA_TYPE, REQUEST_TOO_LARGE, UNAVAILABLE or BAD_REQUEST."""
         headers = self.request.headers
+        if may_be_empty and not self.request.body_exists:
+            return Fields({}, BodyFormat.JSON)  # some clients name a media type for nothing
         if headers.get("Content-Encoding", "identity").lower() != "identity":
             raise MailboxError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "Send the body as it is: no Content-Encoding.")
         sent_as = body_format(headers.get("Content-Type"))
         limit = BODY_BYTES_MAX[sent_as]
         if (self.request.content_length or 0) > limit:
             raise MailboxError(ErrorCode.REQUEST_TOO_LARGE)
-        data = await self._read(limit)
-        return Fields({}, sent_as) if may_be_empty and not data else parse_body(data, sent_as)
+        return parse_body(await self._read(limit), sent_as)
 
     @asynccontextmanager
     async def audited_proof(self, actor: bytes) -> AsyncIterator[None]:
