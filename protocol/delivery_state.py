@@ -141,8 +141,6 @@ class DeliveryState:
 
         Called in commit order. The caller has looked at its transport first, and calls `hint` where that is full.
         """
-        if position <= self.sent:
-            return False
         if (
             self.sent != previous_head
             or self._reading
@@ -151,7 +149,7 @@ class DeliveryState:
             or (self._batch_entries and self._batch_bytes + size > READ_BYTES_MAX)
             or not self._fits(size)
         ):
-            self.hint(position)
+            self.hint(position)  # which ignores what was sent already
             return False
         self.sent = position
         self._take(mid, size, expires_at)
@@ -217,9 +215,8 @@ class DeliveryState:
             last += 1
         self._more = more
         if more:
-            self._probe = (
-                self.sent < self.watermark
-            )  # the next one may stand above it: worth a look if there is no room
+            # The next entry may stand above the watermark: worth a look, should there be no room for it.
+            self._probe = self.sent < self.watermark
         else:
             self.sent = max(self.sent, head)
             # What was heard while reading may or may not be in this page: the head tells. A hint above every head costs

@@ -168,6 +168,11 @@ def test_the_window_stops_at_its_bytes() -> None:
     assert (session.unacked_entries, session.unacked_bytes) == (1, 60)
 
 
+def test_the_window_may_be_filled_to_the_last_byte() -> None:
+    session = state(head=50, window_bytes=100)
+    assert read(session, [row(10, 60), row(50, 40)], 50) == BatchEnd(50, more=False, caught_up=True)
+
+
 def test_with_nothing_unacked_one_entry_goes_whatever_its_size() -> None:
     session = state(head=50, window_bytes=100)
     assert read(session, [row(10, 5_000), row(20)], 50) == BatchEnd(19, more=True, caught_up=False)
@@ -183,6 +188,14 @@ def test_an_entry_that_did_not_fit_is_not_read_again_before_there_is_room_for_it
     assert session.read_wanted() is None  # 70 bytes free, 90 needed
     session.release([mid(20)])
     assert session.read_wanted() == ReadPlan(29, 4 + 1, 100)
+
+
+def test_once_the_large_entry_went_smaller_ones_need_no_more_than_their_own_room() -> None:
+    session = state(head=50, window_bytes=100)
+    read(session, [row(10, 30), row(20, 90)], 50, more=True)
+    session.release([mid(10)])
+    assert read(session, [row(20, 90)], 50, more=True) == BatchEnd(20, more=True, caught_up=False)
+    assert session.read_wanted() == ReadPlan(20, 4, 10)
 
 
 def test_acks_of_unknown_or_repeated_ids_free_nothing_twice() -> None:

@@ -17,6 +17,7 @@ from protocol.codec import (
 )
 from protocol.errors import ErrorCode, MailboxError, Outcome
 from protocol.frames import AckResult, Entry, Error, MailboxBatch, SendAck, SendResult, Welcome
+from protocol.ids import MessageId
 from protocol.limits import MAX_FRAME_BYTES, WireLimits
 from protocol.packing import pack, unpack
 
@@ -62,7 +63,7 @@ def test_an_entry_holds_only_the_fields_that_it_has() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 64])
 def test_send_ack_answers_each_envelope_in_order(count: int) -> None:
-    results = tuple(SendResult(bytes([n + 1] * 16), T + n, T + 2 * n) for n in range(count))
+    results = tuple(SendResult(MessageId(bytes([n + 1]) * 16), T + n, T + 2 * n) for n in range(count))
     data = encode_send_ack(ID, count % 2 == 0, results)
     assert decode_server_frame(data) == SendAck(ID, count % 2 == 0, results)
 
