@@ -279,17 +279,20 @@ class Swarm:
         self.sent_at[mid] = now
         return self._template.message(cmid, to, mid, body)
 
-    def send_many(self, device: Device, to: Sequence[bytes], *, echo: bool = False) -> None:
-        """Send one message with one envelope to each of these mailboxes (a mailbox may come several times)."""
+    def send_many(self, device: Device, to: Sequence[bytes], *, timed: bool = True) -> None:
+        """Send one message with one envelope to each of these mailboxes (a mailbox may come several times).
+
+        `timed` false: it is meant to wait, and its delivery counts in no latency.
+        """
         cmid = self._id()
         envelopes = [OfferedEnvelope(recipient, self._id(), self._random.choice(self._bodies)) for recipient in to]
-        attempt = self.recorder.offered(device.id, device, envelopes, echo_cmid=cmid if echo else None)
+        attempt = self.recorder.offered(device.id, device, envelopes)
         now = perf_counter()
         device.in_flight[cmid] = (attempt, now)
-        for envelope in envelopes:
-            self.sent_at[envelope.mid] = now
+        if timed:
+            self.sent_at.update((envelope.mid, now) for envelope in envelopes)
         wire = [{"to": e.to, "mid": e.mid, "pv": 1, "body": e.content} for e in envelopes]
-        device.out.append(message([FrameType.SEND, {"cmid": cmid, "echo": echo, "envelopes": wire}]))
+        device.out.append(message([FrameType.SEND, {"cmid": cmid, "echo": False, "envelopes": wire}]))
         device.flush()
 
     def reauthenticate(self) -> None:

@@ -108,7 +108,7 @@ async def fill(swarm: Swarm, recipients: Sequence[bytes]) -> None:
         while len(sender.in_flight) >= 4:
             await asyncio.sleep(0.002)
             _no_refusals(swarm, end)
-        swarm.send_many(sender, chunk)
+        swarm.send_many(sender, chunk, timed=False)
     while any(device.in_flight for device in swarm.devices):
         await asyncio.sleep(0.005)
         _no_refusals(swarm, end)
