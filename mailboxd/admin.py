@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -83,6 +84,28 @@ def status(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Js
         for part, value in (given.items() if isinstance(given, dict) else [("", given)])
     }
     print_result(shown, as_json=as_json, lines=pairs(flat))
+
+
+@admin_app.command("after-restore")
+def after_restore(
+    revocations: Annotated[
+        Path | None,
+        typer.Option("--revocations", metavar="FILE", help="Revocations kept outside, see `devices revocations`."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Also when this restore was dealt with already.")] = False,
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run this after the database was restored to an earlier moment, before anything writes to it.
+
+    Repairs counters, applies revocations again, hands out no one-time key twice, queues wakes anew, and makes every
+    cursor of before be refused once, so that all devices read again from their oldest unacknowledged envelope.
+    """
+    from mailboxd.admin_restore import after_restore
+
+    report = after_restore(data_dir, config_file, revocations=revocations, force=force)
+    print_result(report, as_json=as_json, lines=pairs(report))
 
 
 @invites_app.command("create")

@@ -12,6 +12,7 @@ from mailboxd.terminal import CommandError, print_result
 if TYPE_CHECKING:
     from mailboxd.admin_session import AdminSession
     from protocol.ids import DeviceId
+    from store.identities import IdentityStore
 
 devices_app = typer.Typer(no_args_is_help=True, help="Devices of the instance.")
 
@@ -39,29 +40,40 @@ def revoke_device(
     print_result({"device_id": device_id, "was_active": was_active}, as_json=as_json, lines=[line])
 
 
+@devices_app.command("revocations")
+def list_revocations(
+    since_ms: Annotated[
+        int, typer.Option("--since-ms", min=0, help="Only from this instant on, in ms since 1970 (default: all).")
+    ] = 0,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000)] = 1_000_000,
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Print revoked devices, oldest first, one JSON object a line.
+
+    Append them now and then to a file outside of the database: `after-restore --revocations FILE` applies them again.
+    """
+    from mailboxd.admin_session import run_admin
+    from mailboxd.terminal import print_json
+    from protocol.ids import to_text
+    from store.after_restore import list_revocations
+
+    for revocation in run_admin(
+        data_dir, config_file, lambda session: list_revocations(session.postgres, since_ms, limit)
+    ):
+        print_json({"device_id": to_text(revocation.device_id), "revoked_at_ms": revocation.revoked_at_ms})
+
+
 async def _revoke(session: AdminSession, device: DeviceId) -> bool:
     """In the database first, which is what counts; then the gateways are told, also when it was revoked before."""
     from protocol.errors import ErrorCode, MailboxError
-    from protocol.fingerprint import InstanceSecret
     from protocol.ids import InstanceId, to_text
-    from store.auth import ChallengeStore
-    from store.idempotency import RequestRecords
-    from store.identities import IdentityStore
     from store.instance import read_instance_id
     from store.redis_client import connect
     from store.redis_names import instance_tag
     from store.wake import WakeBus, WakeNames
 
-    policy = await session.policy()
-    instance_id = InstanceId(await read_instance_id(session.postgres))
-    identities = IdentityStore(
-        session.postgres,
-        instance_id,
-        RequestRecords(InstanceSecret(*session.keyring.fingerprint)),
-        ChallengeStore(session.postgres),
-        session.audit,
-        lambda: policy,
-    )
+    identities = await identity_store(session)
     try:
         was_active = await identities.revoke_by_operator(device, request_id=session.request_id)
     except MailboxError as error:
@@ -69,8 +81,28 @@ async def _revoke(session: AdminSession, device: DeviceId) -> bool:
             raise CommandError(f"there is no device {to_text(device)}") from None
         raise
     redis = connect(session.config.redis_url)
-    wake = WakeBus(redis, WakeNames(instance_tag(instance_id), session.keyring.fingerprint.key))
+    tag = instance_tag(InstanceId(await read_instance_id(session.postgres)))
+    wake = WakeBus(redis, WakeNames(tag, session.keyring.fingerprint.key))
     wake.publish_revoked([device])
     await wake.close()
     await redis.aclose()
     return was_active
+
+
+async def identity_store(session: AdminSession) -> IdentityStore:
+    from protocol.fingerprint import InstanceSecret
+    from protocol.ids import InstanceId
+    from store.auth import ChallengeStore
+    from store.idempotency import RequestRecords
+    from store.identities import IdentityStore
+    from store.instance import read_instance_id
+
+    policy = await session.policy()
+    return IdentityStore(
+        session.postgres,
+        InstanceId(await read_instance_id(session.postgres)),
+        RequestRecords(InstanceSecret(*session.keyring.fingerprint)),
+        ChallengeStore(session.postgres),
+        session.audit,
+        lambda: policy,
+    )
