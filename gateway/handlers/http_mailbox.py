@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import NamedTuple
 
 from gateway.http.answers import Answer
@@ -33,9 +32,12 @@ async def pull(exchange: Exchange) -> Answer:
     query = http_shapes.mailbox_query(_single_values(exchange))
     await services.auth.require_active(device)
     walk = _open(services, device, query)
-    # Waiting starts before the first read, so that nothing committed in between goes unnoticed.
-    with services.waiters.wait_for(device) if query.wait_s else nullcontext() as doorbell:
-        page = await _read(exchange, walk, query, doorbell)
+    if query.wait_s:
+        # Waiting starts before the first read, so that nothing committed in between goes unnoticed.
+        with services.waiters.wait_for(device) as doorbell, exchange.told_when_gone(doorbell.ring):
+            page = await _read(exchange, walk, query, doorbell)
+    else:
+        page = await _read(exchange, walk, query, None)
     await services.sessions.contact(device)
     position = page.entries[-1].position if page.more else page.head
     now_ms = services.database_time.now_ms()
@@ -100,7 +102,7 @@ async def _read(exchange: Exchange, walk: _Walk, query: MailboxQuery, doorbell: 
             if given is not None and (given.epoch != page.epoch or given.position > page.head):
                 raise MailboxError(ErrorCode.CURSOR_INVALID)
         left_s = deadline - services.clock.monotonic()
-        if page.entries or doorbell is None or left_s <= 0 or services.waiters.released:
+        if page.entries or doorbell is None or left_s <= 0 or services.waiters.released or exchange.client_is_gone:
             return page
         # A wake may be lost: look again as often as the sweep looks for sessions.
         sweep_s = services.config.sweep_s if services.wake.reachable else services.config.sweep_without_redis_s

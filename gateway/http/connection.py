@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -26,7 +27,7 @@ HEADERS_MAX: Final = 64
 class HttpConnection(RequestHandler):
     """A peer that never finishes a head is closed, and errors below the routes look like all others."""
 
-    __slots__ = ("_head_timer",)
+    __slots__ = ("_head_timer", "when_lost")
 
     def __init__(self, server: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -41,6 +42,7 @@ class HttpConnection(RequestHandler):
             max_headers=HEADERS_MAX,
         )
         self._head_timer: asyncio.TimerHandle | None = None
+        self.when_lost: Callable[[], None] | None = None  # of the request in hand, if it wants to know
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -53,6 +55,8 @@ class HttpConnection(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
+        if self.when_lost is not None:
+            self.when_lost()
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from aiohttp import HttpVersion11, web
@@ -14,6 +14,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from gateway.auth import TokenClaims
 from gateway.byte_budget import ByteBudget
 from gateway.client_address import client_address
+from gateway.http.connection import HttpConnection
 from gateway.http.media import BODY_BYTES_MAX, answer_format, body_format
 from gateway.request_ids import new_request_id
 from gateway.services import GatewayServices
@@ -56,6 +57,22 @@ class Exchange:
             self.request.headers.getall("X-Forwarded-For", []),
             self.services.config.trusted_proxies,
         )
+
+    @contextmanager
+    def told_when_gone(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Have `tell` called when the client's connection ends: nobody should wait for somebody who has left."""
+        connection = self.request.protocol
+        if not isinstance(connection, HttpConnection):
+            raise AssertionError("the server makes its connections itself")
+        connection.when_lost = tell
+        try:
+            yield
+        finally:
+            connection.when_lost = None
+
+    @property
+    def client_is_gone(self) -> bool:
+        return self.request.transport is None
 
     @property
     def device(self) -> DeviceId:
