@@ -60,3 +60,13 @@ def test_every_make_target_of_the_readme_exists() -> None:
     targets = set(re.findall(r"\bmake ([a-z-]+)", README)) - {"and"}
     makefile = (TREE / "Makefile").read_text()
     assert {target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
+
+
+def test_deletion_is_promised_as_logical_only() -> None:
+    """Seed 000, section 6: no claim of physical erasure, and copies in backups are told."""
+    retention = (TREE / "docs" / "retention.md").read_text()
+    for document in (README, retention):
+        assert re.search(r"\blogical", document)
+        assert re.search(r"backups?\b", document)
+    everything = " ".join(path.read_text() for path in DOCUMENTS)
+    assert not re.search(r"(securely|physically|irrecoverably) (delete|erase|destroy|wipe)", everything, re.IGNORECASE)

@@ -10,6 +10,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 REQUIREMENTS = ROOT / "docs" / "requirements.md"
 TEST_NAME = re.compile(r"`(?:[\w/.]+::)?(test_\w+)`")
+TEST_PATH = re.compile(r"`([\w/.]+)::(test_\w+)`")
+NOT_YET = re.compile(r"\| not yet: issue \d+ \|$")  # said plainly, with the issue that will hold it
 
 
 def names_of_tests() -> set[str]:
@@ -44,8 +46,14 @@ def requirements(text: str) -> list[str]:
 def test_every_requirement_names_a_test_that_exists() -> None:
     rows = requirements(REQUIREMENTS.read_text())
     assert len(rows) > 100
-    missing = [f"no test: {row}" for row in rows if not TEST_NAME.search(row)]
+    missing = [f"no test: {row}" for row in rows if not TEST_NAME.search(row) and not NOT_YET.search(row)]
     missing += [f"no such test: {name}" for row in rows for name in TEST_NAME.findall(row) if name not in NAMES]
+    missing += [
+        f"not in that file: {path}::{name}"
+        for row in rows
+        for path, name in TEST_PATH.findall(row)
+        if not (ROOT / path).is_file() or f"def {name}(" not in (ROOT / path).read_text()
+    ]
     assert not missing, "\n".join(missing)
 
 
