@@ -51,7 +51,8 @@ AS $$
                  AND e.acked_at IS NULL AND e.kind = 0 AND e.expires_at > at_now
                ORDER BY e.position DESC LIMIT 1) IS NULL THEN 'nothing_waits'
         WHEN r.repeat_at > at_now THEN 'collapsed'
-        WHEN r.repeat_at IS NOT NULL AND event.pushes_accepted >= pushes_max THEN 'gave_up'
+        WHEN r.repeat_at IS NOT NULL AND event.pushes_accepted >= pushes_max AND event.push_position >= b.wake_position
+            THEN 'gave_up'
         ELSE 'wake' END AS verdict
       FROM (SELECT event.aggregate_ref AS id) AS d
       LEFT JOIN mailboxes b ON b.device_id = d.id

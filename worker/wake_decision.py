@@ -99,7 +99,8 @@ def decide(facts: WakeFacts, rules: WakeRules) -> Decision:
     if repeat_at is not None:
         if repeat_at > facts.now:
             return Wait(repeat_at, WaitReason.COLLAPSED)
-        if facts.pushes_accepted >= rules.pushes_max:
+        # What came after the newest push has had none yet: giving up would leave it without.
+        if facts.pushes_accepted >= rules.pushes_max and _covered(facts):
             return Done(DoneReason.GAVE_UP)
     return Push()
 

@@ -73,6 +73,7 @@ def pushed(seconds_ago: float, *, count: int = 1, position: int = 10) -> dict[st
         (pushed(1199, count=12), Wait(ago(1199) + timedelta(seconds=1200), WaitReason.COLLAPSED)),
         (pushed(1200, count=12), Done(DoneReason.GAVE_UP)),
         (pushed(1200, count=11), Push()),
+        (pushed(1200, count=12, position=9), Push()),  # newer mail has had no push yet
         (pushed(1200, count=12, position=9) | {"contact_at": ago(10)}, Push()),
         # Counts of an earlier opening: none accepted means none sent.
         ({"pushes_accepted": 0, "push_began_at": ago(1), "push_position": 10, "contact_at": ago(0)}, Push()),
