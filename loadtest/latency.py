@@ -13,7 +13,7 @@ class Latencies:
     """Add seconds, read milliseconds."""
 
     def __init__(self) -> None:
-        self._counts = array("L", bytes(array("L").itemsize * (_STEPS + 1)))
+        self._counts = array("L", [0]) * (_STEPS + 1)
         self._per_second = 1 / _STEP_S
         self.count = 0
         self.max_s = 0.0
