@@ -133,7 +133,7 @@ class Engine:
 
     def next_due(self, now: int) -> int | None:
         """When a Tick is needed at the latest, if nothing else happens; None: never."""
-        dues = [self._link.next_due()]
+        dues = [self._link.next_due(now)]
         if self._link.online:
             dues.append(self._outgoing.next_due(now))
         if self._http_pause_until > now:

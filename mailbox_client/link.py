@@ -319,7 +319,7 @@ class Link:
             self._drop(at_once=False)
             self._wait(now, None, max(0, self._not_before - now))
 
-    def next_due(self) -> int | None:
+    def next_due(self, now: int) -> int | None:
         match self.phase:
             case Phase.STOPPED:
                 return None
@@ -327,8 +327,8 @@ class Link:
                 dues = [self._reauth_at, self._pong_due]
                 if self.transport is Transport.WEBSOCKET:
                     dues.append(self._ping_at())
-                elif self._prefer is not Transport.HTTP:
-                    dues.append(self._socket_retry_at)
+                elif self._prefer is not Transport.HTTP and self._socket_retry_at > now:
+                    dues.append(self._socket_retry_at)  # past it, the answer that is waited for brings the next step
                 if self._failures:
                     dues.append(self._online_since + self._settings.stable_ms)
                 return min((due for due in dues if due is not None), default=None)
