@@ -8,6 +8,7 @@ import signal
 import ssl
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -47,7 +48,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.config import GatewayConfig
 from runtime.doorbell import Doorbell
 from runtime.keyring import Keyring, SecretKey
-from runtime.logs import DeviceTags
+from runtime.logs import DeviceTags, keep_files
 from runtime.setting_types import ListenAddress
 from runtime.supervise import Progress, Supervisor
 from store.acks import AckStore
@@ -303,6 +304,7 @@ class Gateway:
         add("canary", listener.sing, stalled_after_seconds=60.0)
         add("policy", policy.run, stalled_after_seconds=60.0)
         add("policy-bell", hear_policy, stalled_after_seconds=60.0)
+        add("logs", partial(keep_files, lambda: policy().log_retention_s, clock), stalled_after_seconds=120.0)
         add("rates", shared_rates.run, stalled_after_seconds=60.0)
 
         servers = [

@@ -14,6 +14,8 @@ def explain(error: BaseException) -> CommandError | None:
     """
     if isinstance(error, CommandError):
         return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return CommandError(f"{error.filename}: {error.strerror}")  # a path that somebody named or a disk that is full
     if isinstance(error, BaseExceptionGroup):
         told = [explain(part) for part in error.exceptions]
         if any(part is None for part in told):

@@ -6,7 +6,6 @@ for appending, so these are copied aside and cut to nothing; the few lines that 
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -17,12 +16,12 @@ import structlog
 
 from protocol.errors import MailboxError
 from runtime.clock import Clock
-from runtime.log_files import PART_BYTES_MAX, PART_SECONDS_MIN, PARTS, RetainedLogFile
+from runtime.log_files import PART_BYTES_MAX, PART_SECONDS_MIN, PARTS
+from runtime.logs import SWEEP_SECONDS, sweep_files
 from store.policy_rules import Policy, PolicyError
 
 logger = structlog.get_logger(__name__)
 
-LOOK_EVERY_S: Final = 30.0
 PARTS_MAX: Final = 50  # of one file: with PART_BYTES_MAX the bound on disk
 
 
@@ -76,8 +75,5 @@ async def keep_logs(logs: AppendedLogs, load_policy: Callable[[], Awaitable[Poli
             logs.sweep(retention_s, time.time())
         except OSError as error:
             logger.warning("logs not swept", error=str(error))
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, RetainedLogFile):
-                handler.set_retention(retention_s)
-                handler.sweep()
-        await clock.sleep(LOOK_EVERY_S)
+        sweep_files(retention_s)
+        await clock.sleep(SWEEP_SECONDS)

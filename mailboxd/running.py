@@ -34,7 +34,10 @@ class Running(NamedTuple):
 @contextmanager
 def holding(data_dir: Path) -> Iterator[None]:
     """Own the directory for the block; CommandError when another `up` runs on it. A killed owner's lock is gone."""
-    lock = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise CommandError(f"{data_dir} cannot be used: {error.strerror}; take another --data-dir") from None
     try:
         if not _lock_within(lock, _LOCK_WAIT_S):
             owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"

@@ -31,7 +31,7 @@ class Purpose(StrEnum):
     CURSOR = "cursor"  # seals cursors
     TOKEN = "token"  # noqa: S105 - a name; signs the tokens of devices (Ed25519)
     PUSH_TOKEN = "push-token"  # noqa: S105 - a name; seals push tokens at rest
-    VAPID = "vapid"  # who we are to web push services (RFC 8292); subscriptions may be bound to it, so it hardly rotates
+    VAPID = "vapid"  # who we are to web push services (RFC 8292); subscriptions may be bound to it
     LOG = "log"  # hashes of devices in logs and audit events
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -23,6 +23,7 @@ from runtime.redaction import redact, scrub
 LEVELS: Final = ("debug", "info", "warning", "error")
 _DAY_MS: Final = 86_400_000
 _FRAMES_MAX: Final = 30
+SWEEP_SECONDS: Final = 30.0
 
 
 def configure(process: str, *, level: str = "info", directory: Path | None = None, retention_s: int = 604_800) -> None:
@@ -68,6 +69,22 @@ def configure(process: str, *, level: str = "info", directory: Path | None = Non
     # One line per connection or request is neither wanted nor affordable.
     for noisy in ("aiohttp.access", "websockets", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+async def keep_files(retention_s: Callable[[], int], clock: Clock, progress: Callable[[], None]) -> None:
+    """Let no line in this process's files outlive the retention as it is now; ends by cancellation only."""
+    while True:
+        sweep_files(retention_s())
+        progress()
+        await clock.sleep(SWEEP_SECONDS)
+
+
+def sweep_files(retention_s: int) -> None:
+    """Once what `keep_files` does again and again."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, RetainedLogFile):
+            handler.set_retention(retention_s)
+            handler.sweep()
 
 
 class DeviceTags:

@@ -183,3 +183,8 @@ def test_a_person_is_told_where_it_listens_and_how_to_try_it(data_dir: Path) -> 
     curl = next(line for line in shown if "curl" in line).partition("curl ")[2].strip()
     assert curl.startswith("http://127.0.0.1:")
     assert curl.endswith("/v1/instance")
+
+
+def test_a_process_whose_parent_is_another_one_ends_at_once() -> None:
+    settings = {"MAILBOXD_POSTGRES_DSN": "postgresql://", "MAILBOXD_REDIS_URL": "redis://"}
+    assert run("worker", "--parent-pid", "1", settings=settings).code == -signal.SIGKILL

@@ -26,6 +26,7 @@ from store.policy_rules import PolicyError
         (KeyringError("gone"), ("gone",), os.EX_CONFIG),
         (FaultPointError("x"), ("x",), os.EX_CONFIG),
         (EmbeddedError("no\nroom"), ("no", "room"), 1),
+        (PermissionError(13, "Permission denied", "/etc/x"), ("/etc/x: Permission denied",), 1),
         (MigrationError("changed"), ("changed",), 1),
         (MailboxError(ErrorCode.UNAVAILABLE, "Away."), ("Away.",), 1),
         (ExceptionGroup("", [KeyringError("gone"), CommandError("a")]), ("gone", "a"), os.EX_CONFIG),
@@ -39,7 +40,9 @@ def test_an_expected_failure_has_its_lines_and_exit_code(
     assert (told.lines, told.exit_code) == (lines, exit_code)
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), ExceptionGroup("", [KeyringError("gone"), ValueError("x")])])
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), ConnectionError("x"), ExceptionGroup("", [KeyringError("gone"), ValueError("x")])]
+)
 def test_anything_else_is_a_bug(error: Exception) -> None:
     assert explain(error) is None
 

@@ -81,6 +81,12 @@ def test_a_directory_without_an_owner_says_how_to_start_one(tmp_path: Path) -> N
         find_running(tmp_path / "missing")
 
 
+def test_a_directory_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match="take another --data-dir"), holding(tmp_path / "file"):
+        pytest.fail("a file is no directory")
+
+
 def test_an_owner_that_is_still_starting_is_no_error_of_the_directory(tmp_path: Path) -> None:
     with holding(tmp_path), pytest.raises(CommandError, match="still starting"):
         find_running(tmp_path)
