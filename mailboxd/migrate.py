@@ -51,6 +51,26 @@ def rollback(
     print_result({"rolled_back": undone}, as_json=as_json, lines=lines)
 
 
+@migrate_app.command("backfill")
+def backfill(
+    name: Annotated[str, typer.Argument(help="What the migration's notes call it.")],
+    rows_per_second: Annotated[int, typer.Option(min=1, help="The pace; live traffic goes first in any case.")] = 5_000,
+    data_dir: DataDir = None,
+    config_file: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fill old rows in after a migration, at a pace, while everything runs. Repeated, it goes on where it stopped."""
+    from migrations.backfill import run_backfill
+    from runtime.clock import SystemClock
+
+    running = run_backfill(
+        _dsn(data_dir, config_file), name, sleep=SystemClock().sleep, rows_per_second=rows_per_second
+    )
+    progress = asyncio.run(running)
+    document = {"done": progress.done, "rows_changed": progress.rows_changed}
+    print_result(document, as_json=as_json, lines=[f"{name} is done: {progress.rows_changed} rows"])
+
+
 @migrate_app.command("status")
 def status(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False) -> None:
     """List all migrations and whether they are applied. Exit code 1 when one is missing, unfinished or changed."""

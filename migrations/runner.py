@@ -22,7 +22,7 @@ LOCK_TIMEOUT_SECONDS: Final = 5  # of each lock that a step takes: longer, and i
 TURN_SECONDS: Final = 60  # how long to wait for another runner
 CONNECT_SECONDS: Final = 10
 # Any number that nothing else in the database uses; the first eight bytes of "mailboxd" fit.
-_ADVISORY_LOCK: Final = int.from_bytes(b"mailboxd", "big")
+MIGRATIONS_LOCK: Final = int.from_bytes(b"mailboxd", "big")
 
 _SET_UP: Final = """
 SET search_path TO public, pg_temp;
@@ -76,7 +76,7 @@ async def apply(
     known = read_all() if migrations is None else migrations
     _require_known(target, known)
     done = []
-    async with _turn(database) as connection:
+    async with turn(database) as connection:
         recorded = await _recorded(connection, known)
         for migration in known:
             if target is not None and migration.version > target:
@@ -107,7 +107,7 @@ async def rollback(
     if target != "none":
         _require_known(target, known)
     undone = []
-    async with _turn(database) as connection:
+    async with turn(database) as connection:
         recorded = await _recorded(connection, known)
         standing = [migration for migration in reversed(known) if migration.version in recorded]
         if steps is not None:
@@ -214,13 +214,15 @@ async def _record(connection: asyncpg.Connection, migration: Migration, state: s
 
 
 @asynccontextmanager
-async def _turn(database: str | asyncpg.Connection) -> AsyncIterator[asyncpg.Connection]:
+async def turn(
+    database: str | asyncpg.Connection, advisory_lock: int = MIGRATIONS_LOCK
+) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is the only runner of its database; released with the connection if this process dies."""
     async with _connected(database) as connection:
         await connection.execute(_SET_UP)
         try:
             await connection.execute(f"SET lock_timeout TO '{TURN_SECONDS}s'")
-            await connection.fetchval("SELECT pg_advisory_lock($1)", _ADVISORY_LOCK)
+            await connection.fetchval("SELECT pg_advisory_lock($1)", advisory_lock)
         except asyncpg.LockNotAvailableError:
             raise MigrationError(f"another migration has been running for more than {TURN_SECONDS} s") from None
         try:
@@ -229,7 +231,7 @@ async def _turn(database: str | asyncpg.Connection) -> AsyncIterator[asyncpg.Con
             yield connection
         finally:
             if not connection.is_closed():
-                await connection.fetchval("SELECT pg_advisory_unlock($1)", _ADVISORY_LOCK)
+                await connection.fetchval("SELECT pg_advisory_unlock($1)", advisory_lock)
                 await connection.execute(_PUT_BACK)
 
 

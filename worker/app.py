@@ -20,7 +20,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.config import WorkerConfig
 from runtime.doorbell import Doorbell
 from runtime.keyring import Keyring
-from runtime.logs import DeviceTags
+from runtime.logs import DeviceTags, keep_files
 from runtime.metrics import Metrics
 from runtime.supervise import Supervisor
 from store.audit import AuditStore
@@ -35,6 +35,7 @@ from store.retention import RetentionStore, Table
 from store.wake import Wake, WakeBus, WakeKind, WakeNames
 from worker.bell_listener import BellListener
 from worker.cleanup import Cleanup
+from worker.database_watch import DatabaseWatch
 from worker.dispatcher import Dispatcher
 from worker.handlers.wake_device import TASK, WakeDevice
 from worker.job_loop import JobLoop
@@ -152,6 +153,7 @@ class Worker:
         supervisor = Supervisor(clock, on_failure=count_failure)
         add = partial(supervisor.add, stalled_after_seconds=STALLED_SECONDS)
         add("policy", policy.run)
+        add("logs", partial(keep_files, lambda: policy().log_retention_s, clock))
         add("dispatcher", dispatcher.run)
         add("bell", listener.run)
         add("jobs", jobs.run)
@@ -160,6 +162,8 @@ class Worker:
         for table in Table:
             add(f"cleanup-{table}", partial(cleanup.run, table))
         add("overdue", cleanup.run_overdue)
+        directories = [path for path in (config.secrets_dir, config.log_dir) if path is not None]
+        add("database-watch", DatabaseWatch(postgres, metrics, clock, directories=directories).run)
 
         async def why_not_ready() -> str | None:
             if stalled := supervisor.stalled():
