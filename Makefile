@@ -11,7 +11,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 FILES ?=
-DATA_DIR ?= .mailboxd
+# Without one mailboxd chooses: .mailboxd here, or below /var/lib where root's home is closed to PostgreSQL's user.
+DATA_DIR ?=
 UP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --scenario cycle --devices 200 --payload 1024 --seconds 8 --json
@@ -24,10 +25,10 @@ all: .venv/.installed-dev
 run: .venv/.installed
 
 demo: .venv/.installed
-	$(BIN)/mailboxd demo --data-dir $(DATA_DIR) $(FILES)
+	$(BIN)/mailboxd demo $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(FILES)
 
 up: .venv/.installed
-	$(BIN)/mailboxd up --data-dir $(DATA_DIR) $(UP_ARGS)
+	$(BIN)/mailboxd up $(if $(DATA_DIR),--data-dir $(DATA_DIR)) $(UP_ARGS)
 
 test: .venv/.installed-dev
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
