@@ -32,8 +32,20 @@ app.add_typer(migrate_app, name="migrate")
 app.add_typer(admin_app, name="admin")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"mailboxd {version('mailboxd')}")
+        raise typer.Exit
+
+
 @app.callback()
-def every_command() -> None:
+def every_command(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the release and end.")
+    ] = False,
+) -> None:
     """A command's own words are what a person wants to read: of its libraries, errors only."""
     from runtime import logs
 
