@@ -167,8 +167,9 @@ def test_a_full_submit_and_a_full_prekey_upload_are_within_the_bound_of_values()
     envelope = {"to": ID, "message_id": ID, "protocol_version": 1, "body": b"", "ttl_s": 1, "pad": 1, "later": 1}
     prekey = {"key_id": 1, "public_key": bytes(32)}
     for body_format in FORMATS:
-        fields({"client_message_id": ID, "envelopes": [envelope] * 64, "echo": True}, body_format)
-        fields({"one_time": [prekey] * 200, "last_resort": prekey}, body_format)
+        submit = fields({"client_message_id": ID, "envelopes": [envelope] * 64, "echo": True}, body_format)
+        upload = fields({"one_time": [prekey] * 200, "last_resort": prekey}, body_format)
+        assert (len(submit.maps("envelopes", 1, 64)), len(upload.maps("one_time", 0, 200))) == (64, 200)
 
 
 @pytest.mark.parametrize("secret", ["swordfish", "\u2028"])
