@@ -107,6 +107,9 @@ class DeviceSession:
     def text_message(self) -> None:
         self.refuse(malformed("text messages are not part of it"))
 
+    def written(self, check_at: float) -> None:
+        self._door.schedule(self, check_at)
+
     def writable(self) -> None:
         self._door.delivery.pump(self)
 

@@ -53,6 +53,10 @@ class MessageHandler(Protocol):
         """A text message came, which the contract does not know."""
         ...
 
+    def written(self, check_at: float) -> None:
+        """Something was handed to the transport: have `check` called at that monotonic second."""
+        ...
+
     def writable(self) -> None:
         """The transport took what it had: there is room for more."""
         ...
@@ -234,6 +238,11 @@ class WsConnection(asyncio.Protocol):
         data = b"".join(out)
         self._written += len(data)
         transport.write(data)
+        if not self._stalled_since and self.session is not None:
+            # From here on somebody looks whether the client takes it, until there is nothing left to take.
+            self._stalled_since = self._outbox.now()
+            self._taken = self._written - transport.get_write_buffer_size()
+            self.session.written(self._stalled_since + STALL_CHECK_S)
 
     def _raw(self, data: bytes) -> None:
         self.flush()
@@ -477,11 +486,11 @@ class WsConnection(asyncio.Protocol):
                 return 0, 0.0
             return 0, self._closing_until
         waiting = transport.get_write_buffer_size()
-        if not waiting:
+        if not waiting or not self._stalled_since:
             self._stalled_since = 0.0
             return 0, 0.0
         taken = self._written - waiting
-        if not self._stalled_since or taken != self._taken:
+        if taken != self._taken:
             self._taken = taken
             self._stalled_since = now
         elif now - self._stalled_since >= SLOW_CONSUMER_S:

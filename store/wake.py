@@ -222,7 +222,7 @@ class WakeSubscriber:
 
     async def run(self, progress: Progress) -> None:
         """Hear for ever; ends only by cancellation. Reconnects by itself, with a growing pause."""
-        pause = RECONNECT_FIRST_S
+        pause, down = RECONNECT_FIRST_S, False
         while True:
             progress()
             connection = None
@@ -231,11 +231,12 @@ class WakeSubscriber:
                 await self._subscribe_all(connection)
                 self._connection = connection
                 self._on_connected()
-                pause = RECONNECT_FIRST_S
+                pause, down = RECONNECT_FIRST_S, False
                 await self._hear(connection, progress)
             except REDIS_TROUBLE as error:
-                if self._connection is not None:
-                    log.warning("the wake subscription broke", error=type(error).__name__)
+                if not down:
+                    log.warning("wakes are not heard", error=type(error).__name__)  # once an outage
+                down = True
             finally:
                 self._connection = None
                 self._heard_channels.clear()
@@ -257,6 +258,9 @@ class WakeSubscriber:
         try:
             await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # A cancellation can be swallowed below us (asyncio.wait_for before Python 3.12): both look at this too.
+            self._connection = None
+            self._doorbell.ring()
             asking.cancel()
             hearing.cancel()
             results = await asyncio.gather(asking, hearing, return_exceptions=True)
@@ -265,7 +269,7 @@ class WakeSubscriber:
                 raise result
 
     async def _ask(self, connection: Any) -> None:
-        while True:
+        while self._connection is connection:
             asked, self._asked = self._asked, {}
             for command, state in ((b"SUBSCRIBE", True), (b"UNSUBSCRIBE", False)):
                 channels = [channel for channel, wanted in asked.items() if wanted is state]
@@ -275,7 +279,7 @@ class WakeSubscriber:
 
     async def _listen(self, connection: Any, progress: Progress) -> None:
         turns = 0
-        while True:
+        while self._connection is connection:
             message = await connection.read_response(timeout=SILENT_S)
             progress()
             if not isinstance(message, list) or len(message) != 3:

@@ -20,7 +20,7 @@ from gateway.app import Gateway
 from gateway.auth import AuthService
 from protocol.ids import DeviceId, InstanceId
 from runtime import keyring
-from runtime.clock import SystemClock
+from runtime.clock import Clock, SystemClock
 from runtime.config import GatewayConfig
 from runtime.keyring import Keyring
 from store.instance import read_instance_id
@@ -50,6 +50,19 @@ class Device:
     @property
     def token(self) -> str:
         return self.auth.issue(self.id).token
+
+
+class ShiftedClock(SystemClock):
+    """The host's clocks, moved ahead by a test. Sleeping takes its real time."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_s
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + int(self.ahead_s * 1000)
 
 
 class Door:
@@ -222,10 +235,10 @@ class GatewayLab:
         )
 
     @asynccontextmanager
-    async def gateway(self, **settings: Any) -> AsyncIterator[LocalGateway]:
+    async def gateway(self, *, clock: Clock | None = None, **settings: Any) -> AsyncIterator[LocalGateway]:
         """A gateway in this process, drained at the end."""
         async with AsyncExitStack() as stack:
-            gateway = await Gateway.open(self.config(**settings), SystemClock(), stack)
+            gateway = await Gateway.open(self.config(**settings), clock or SystemClock(), stack)
             stopping = asyncio.Event()
             running = asyncio.create_task(gateway.run(stopping))
             local = LocalGateway(gateway, stopping, running)
