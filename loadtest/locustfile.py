@@ -57,15 +57,14 @@ class _Loop:
         return self.start(work).result(timeout=_STEP_S_MAX)
 
 
-_LOOP: _Loop | None = None
+_LOOPS: list[_Loop] = []  # the one of this process, once Locust has started
 _DEVICES: list[DeviceId] = []  # everybody of this process who can be sent to
 
 
-def _loop() -> _Loop:
-    global _LOOP
-    if _LOOP is None:
-        _LOOP = _Loop()
-    return _LOOP
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def _start_loop(environment: Environment, **_: Any) -> None:
+    if not _LOOPS:
+        _LOOPS.append(_Loop())
 
 
 def _report(environment: Environment, kind: str, name: str, seconds: float, size: int, error: Exception | None) -> None:
@@ -84,31 +83,32 @@ class MailboxUser(User):
 
     abstract = True
     wait_time = between(0.5, 1.5)
+    kind: ClassVar[str] = "WS"
     transport: ClassVar[Transport | None] = None
+    client: MailboxClient | None = None
+    device: DeviceId | None = None
 
     def on_start(self) -> None:
         self.store = MemoryStore()
-        self.account: Account = _loop().run(Account.register(self.url, self.store))
-        self.client: MailboxClient | None = None
-        self.receiving: Future[None] | None = None
+        self.device = _LOOPS[0].run(Account.register(self.url, self.store)).device_id
         self.go_online()
-        _DEVICES.append(self.account.device_id)
+        _DEVICES.append(self.device)
 
     def on_stop(self) -> None:
-        if self.account.device_id in _DEVICES:
-            _DEVICES.remove(self.account.device_id)
+        if self.device in _DEVICES:
+            _DEVICES.remove(self.device)
         self.go_offline()
 
     def go_online(self) -> None:
         """Connect, and receive from now on; returns when the mailbox has been read to its end."""
         started = time()
-        self.client = _loop().run(self._connected())
-        self.receiving = _loop().start(self._receive(self.client))
+        self.client = _LOOPS[0].run(self._connected())
+        _LOOPS[0].start(self._receive(self.client))
         _report(self.environment, self.kind, "caught_up", time() - started, 0, None)
 
     def go_offline(self) -> None:
         if self.client is not None:
-            _loop().run(self.client.close())
+            _LOOPS[0].run(self.client.close())
             self.client = None
 
     @property
@@ -117,19 +117,15 @@ class MailboxUser(User):
             raise ValueError("say where the server is: --host http://127.0.0.1:8080")
         return self.host
 
-    @property
-    def kind(self) -> str:
-        return "HTTP" if self.transport is Transport.HTTP else "WS"
-
     def send_one(self) -> None:
         """Send to anybody else and report how long the confirmation took."""
-        others = [device for device in _DEVICES if device != self.account.device_id]
+        others = [device for device in _DEVICES if device != self.device]
         if self.client is None or not others:
             return
         body = _HEAD.pack(time()) + secrets.token_bytes(PAYLOAD_BYTES - _HEAD.size)
         started, error = time(), None
         try:
-            _loop().run(self.client.send({random.choice(others): body}))
+            _LOOPS[0].run(self.client.send({random.choice(others): body}))
         except Exception as raised:
             error = raised
         _report(self.environment, self.kind, "SEND_ACK", time() - started, len(body), error)
@@ -166,6 +162,7 @@ class HttpOnlyUser(MailboxUser):
     """Where WebSockets cannot live: submit, long poll and ACK over HTTP."""
 
     weight = 1
+    kind = "HTTP"
     transport = Transport.HTTP
 
     @task
@@ -177,6 +174,7 @@ class SleepingPhoneUser(MailboxUser):
     """Sleeps, is woken, reconnects, drains, acknowledges and sleeps again."""
 
     weight = 3
+    kind = "PHONE"  # its deliveries count from the send, its sleep included
     wait_time = between(5, 15)
 
     @task
