@@ -89,7 +89,7 @@ def called_in(function: ast.AST) -> set[str]:
 def test_every_test_asserts_something() -> None:
     """By itself or through a function of tests/ that does."""
     functions = [(path, function) for path in PYTHON if path.parts[0] == "tests" for function in functions_of(path)]
-    asserting = {"raises", "fail"}
+    asserting = {"fail", "raises", "run_state_machine_as_test", "validate"}
     asserting |= {
         function.name
         for _, function in functions
