@@ -163,3 +163,7 @@ def test_reading_a_send_costs_microseconds() -> None:
     data = send({**ENVELOPE, "body": os.urandom(1_024)})
     best = min(timeit.repeat(lambda: decode_client_frame(data), number=2_000, repeat=5)) / 2_000
     assert best < 20e-6
+
+
+def test_a_key_that_stands_twice_counts_with_its_last_value() -> None:
+    assert decode_client_frame(b"\x92\x06\x82\xa5token\xa1a\xa5token\xa1b") == Reauth("b")
