@@ -31,6 +31,7 @@ class Operation(NamedTuple):
     body: str | None = None
     body_required: bool = True
     token: bool = True
+    description: str | None = None
     errors: tuple[ErrorCode, ...] = ()
     keyed: bool = False  # takes an Idempotency-Key that is recorded
     query: tuple[Schema, ...] = ()
@@ -119,8 +120,12 @@ OPERATIONS: Final[dict[tuple[str, str], Operation]] = {
         "Submitted",
         (201, 200),
         "Submission",
-        keyed=True,
+        description=(
+            "In place of `client_message_id` a request may carry the header `Idempotency-Key`, 1 to 255 visible ASCII "
+            "characters: then without `echo`. With both or neither it is BAD_REQUEST."
+        ),
         errors=(
+            E.IDEMPOTENCY_KEY_REUSED,
             E.UNKNOWN_RECIPIENT,
             E.UNSUPPORTED_PROTOCOL_VERSION,
             E.TTL_OUT_OF_RANGE,
@@ -190,6 +195,8 @@ def _operation(method: str, path: str, operation: Operation) -> Schema:
             **(_problems(_errors(operation)) if operation.problem else {}),
         },
     }
+    if operation.description is not None:
+        described["description"] = operation.description
     if parameters := _parameters(path, operation):
         described["parameters"] = parameters
     if operation.body is not None:

@@ -8,6 +8,7 @@ from protocol import limits
 from protocol.errors import ErrorCode, Outcome
 from protocol.http_shapes import INVITE_CHARS_MAX, PUSH_TEXT_CHARS_MAX
 from protocol.signed_messages import CHALLENGE_CONTEXTS
+from store.policy_rules import BOUNDS
 
 Schema = dict[str, Any]
 
@@ -42,8 +43,7 @@ def integer(low: int, high: int, **more: Any) -> Schema:
 
 
 def text(low: int, high: int, **more: Any) -> Schema:
-    # Neither NUL nor half a surrogate pair: both are refused.
-    return {"type": "string", "minLength": low, "maxLength": high, "pattern": r"^[^\u0000\uD800-\uDFFF]*$", **more}
+    return {"type": "string", "minLength": low, "maxLength": high, "pattern": r"^[^\x00]*$", **more}
 
 
 def array(items: Schema, low: int, high: int) -> Schema:
@@ -60,6 +60,7 @@ _COUNT: Final = {"type": "integer", "minimum": 0}
 _INT64: Final = integer(-(2**63), 2**63 - 1)
 _CURSOR: Final = text(1, limits.CURSOR_CHARS_MAX, description="opaque; sealed anew in every answer")
 _PAD: Final = integer(0, limits.PAD_MAX, description="the body is exactly 256 * 2^pad bytes")
+_BODY_BYTES_MAX: Final = BOUNDS["envelope_bytes_max"].high
 _URL: Final = {"type": "string", "pattern": r"^https?://[!-~]+$", "maxLength": PUSH_TEXT_CHARS_MAX}
 _ID: Final = {
     **binary(limits.PUBLIC_KEY_BYTES // 2),
@@ -178,27 +179,17 @@ def schemas() -> Schema:
                 },
             }
         ),
+        "Envelope": record(
+            {"to": ref("Id"), "message_id": ref("Id"), "protocol_version": _INT64, "body": binary(0, _BODY_BYTES_MAX)},
+            {"ttl_s": _INT64, "pad": _PAD},
+        ),
         "Submission": record(
             {
-                "envelopes": array(
-                    record(
-                        {
-                            "to": ref("Id"),
-                            "message_id": ref("Id"),
-                            "protocol_version": _INT64,
-                            "body": binary(0, 1_048_576),
-                        },
-                        {"ttl_s": _INT64, "pad": _PAD},
-                    ),
-                    1,
-                    limits.SEND_ENVELOPES_MAX,
-                )
-            },
-            {
                 "client_message_id": ref("Id"),
-                "echo": {"type": "boolean", "description": "default true with a client_message_id, refused without"},
+                "envelopes": array(ref("Envelope"), 1, limits.SEND_ENVELOPES_MAX) | {"uniqueItems": True},
             },
-            description="Exactly one of client_message_id and the header Idempotency-Key.",
+            {"echo": {"type": "boolean", "default": True}},
+            description="Each pair of `to` and `message_id` once.",
         ),
         "Submitted": record(
             {
@@ -221,7 +212,7 @@ def schemas() -> Schema:
                             "expires_at": _INSTANT,
                         },
                         {
-                            "body": binary(0, 1_048_576),
+                            "body": binary(0, _BODY_BYTES_MAX),
                             "pad": _PAD,
                             "client_message_id": ref("Id"),
                             "echo": {"const": True, "description": "an echo has no body and protocol_version 0"},
