@@ -16,6 +16,7 @@ import structlog
 from gateway.auth import AuthService, TokenVerifier
 from gateway.byte_budget import ByteBudget
 from gateway.come_back import ComeBack
+from gateway.conflict_audit import ConflictAudit
 from gateway.connection_limits import ConnectionLimits
 from gateway.connection_registry import ConnectionRegistry
 from gateway.database_time import DatabaseTime
@@ -202,7 +203,8 @@ class Gateway:
             metrics=metrics,
             on_policy=policy_bell.ring,
         )
-        send = SendHandler(submit, rates, delivery, inbound, metrics)
+        conflicts = ConflictAudit(audit, lambda: policy().version)
+        send = SendHandler(submit, rates, delivery, inbound, conflicts, metrics)
         hello = HelloHandler(
             auth=auth,
             sessions=sessions,
@@ -305,6 +307,7 @@ class Gateway:
         add("policy", policy.run, stalled_after_seconds=60.0)
         add("policy-bell", hear_policy, stalled_after_seconds=60.0)
         add("logs", partial(keep_files, lambda: policy().log_retention_s, clock), stalled_after_seconds=120.0)
+        add("conflicts", conflicts.run, stalled_after_seconds=120.0)
         add("rates", shared_rates.run, stalled_after_seconds=60.0)
 
         servers = [

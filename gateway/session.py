@@ -122,13 +122,14 @@ class DeviceSession:
     def send(self, frame: ServerFrame) -> None:
         self.connection.send(encode_server_frame(frame))
 
-    def answer_error(self, error: MailboxError, *, ref: int | None = None, cmid: bytes | None = None) -> None:
-        """ERROR for one request; the session goes on, unless the error is one that ends it."""
+    def answer_error(self, error: MailboxError, *, ref: int | None = None, cmid: bytes | None = None) -> str:
+        """ERROR for one request; the session goes on, unless the error is one that ends it. Returns the request id."""
         request_id = new_request_id()
         self._door.metrics.errors.labels(code=error.code.value).inc()
         if error.code is ErrorCode.INTERNAL:
             log.error("a request failed", request_id=request_id)
         self.connection.send(encode_error(error, request_id, ref=ref, cmid=cmid))
+        return request_id
 
     def refuse(self, error: MailboxError) -> None:
         """ERROR without a request to name, and the close that the error asks for, if any."""

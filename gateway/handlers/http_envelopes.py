@@ -18,5 +18,6 @@ async def send(exchange: Exchange) -> Answer:
         idempotency_key=body.key,
         envelopes=body.envelopes,
         echo=body.echo,
+        request_id=exchange.request_id,
     )
     return Answer(http_answers.submitted(submitted.duplicate, submitted.results), 200 if submitted.duplicate else 201)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gateway.byte_budget import ByteBudget
+from gateway.conflict_audit import ConflictAudit
 from gateway.delivery import Delivery
 from gateway.metrics import GatewayMetrics
 from protocol.codec import encode_send_ack
-from protocol.errors import MailboxError
+from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import Send, SendEnvelope
 from protocol.ids import ClientMessageId, DeviceId
 from store.rate_limit import RateLimiter
@@ -32,12 +33,14 @@ class SendHandler:
         rates: RateLimiter,
         delivery: Delivery,
         budget: ByteBudget,
+        conflicts: ConflictAudit,
         metrics: GatewayMetrics,
     ) -> None:
         self._submit = submit
         self._rates = rates
         self._delivery = delivery
         self._budget = budget
+        self._conflicts = conflicts
         self._tally = metrics.tally
         submit.after_batch.append(delivery.committed)
 
@@ -73,6 +76,7 @@ class SendHandler:
         idempotency_key: bytes | None,
         envelopes: tuple[SendEnvelope, ...],
         echo: bool,
+        request_id: str,
     ) -> Submitted:
         """The SEND of HTTP, with exactly one of `cmid` and `idempotency_key`. Raises the refusal.
 
@@ -87,6 +91,8 @@ class SendHandler:
         def done(result: Submitted | MailboxError) -> None:
             if not isinstance(result, MailboxError):
                 self._stored(result)  # at once, in commit order, whether somebody still waits or not
+            elif result.code is ErrorCode.MESSAGE_ID_CONFLICT:
+                self._conflicts.note(device, request_id)
             if future.done():
                 return
             if isinstance(result, MailboxError):
@@ -118,7 +124,9 @@ class SendHandler:
         self._budget.give_back(size)
         session.state.send_answered(size)
         if isinstance(result, MailboxError):
-            session.answer_error(result, cmid=cmid)
+            request_id = session.answer_error(result, cmid=cmid)
+            if result.code is ErrorCode.MESSAGE_ID_CONFLICT and session.device is not None:
+                self._conflicts.note(session.device, request_id)
         else:
             session.connection.send(encode_send_ack(cmid, result.duplicate, result.results))
             self._stored(result)

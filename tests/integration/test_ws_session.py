@@ -231,6 +231,25 @@ async def test_a_refused_send_says_which_envelopes_and_the_rest_goes_under_the_s
     assert await pushed(receiver, 1) == [good.mid]
 
 
+async def test_adr009_3_1_another_ciphertext_under_a_known_message_id_is_a_conflict_and_is_audited(
+    lab: GatewayLab, gateway: LocalGateway
+) -> None:
+    alice, bob = await lab.devices(2)
+    sender = await gateway.session(alice)
+    mid = a_mid()
+    sender.send(Send(a_cmid(), (SendEnvelope(bob.id, mid, 1, b"one"),), echo=False))
+    await sender.expect(SendAck)
+    sender.send(Send(a_cmid(), (SendEnvelope(bob.id, mid, 1, b"two"),), echo=False))
+    refused = await sender.expect(Error)
+    assert (refused.code, refused.at) == (ErrorCode.MESSAGE_ID_CONFLICT, (0,))
+
+    async def is_audited() -> bool:
+        row = await lab.postgres.fetchrow("SELECT * FROM audit_events WHERE event_type = 'message_id.conflict'")
+        return row is not None and (row["request_id"], row["outcome"]) == (refused.request_id, "refused")
+
+    await eventually(is_audited)
+
+
 async def test_a_ping_is_answered_with_its_own_value(lab: GatewayLab, gateway: LocalGateway) -> None:
     client = await gateway.session(await lab.device())
     for value in (None, 7, "text", b"bytes", [1, {"a": 2}]):
