@@ -110,6 +110,7 @@ class ModelServer:
         self.policy = policy or ModelPolicy()
         self.instance_id = InstanceId(b"model-instance-1")
         self.refusals = Refusals()
+        self.on_entry: Callable[[DeviceId], None] = lambda _device: None  # who waits for a mailbox hears of it here
         self._clock_ms = clock_ms
         self._rule = Rule(self.policy, lambda device, cmid: echo_mid(SECRET, device, cmid))
         self.state = AdmissionState()
@@ -268,6 +269,7 @@ class ModelServer:
 
     def _push(self, stored: Sequence[Stored]) -> None:
         for device, _previous, held in stored:
+            self.on_entry(device)
             session = self._sessions.get(device)
             if session is not None:
                 session.hint(held.position)

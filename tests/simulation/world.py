@@ -476,7 +476,7 @@ class World:
             lambda: self.schedule.server_ms,
             ModelPolicy(
                 pending_entries_max=self.random.choice([5, 20]) if small else 10_000,
-                heartbeat_s=self.random.choice([5, 45]),
+                heartbeat_s=self.random.choice([10, 45]),
                 token_ms=self.random.choice([60_000, 900_000]),
                 sends_in_flight=self.random.choice([1, 4, 256]),
             ),
@@ -511,7 +511,7 @@ class World:
             client.start()
         self._every(5_000, self.server.tick)
         backup = None
-        for _act in range(random.randint(20, 120)):
+        for _act in range(random.randint(15, 80)):
             schedule.run_until(schedule.now + random.choice([1, 10, 100, 1_000, 10_000]))
             random.choice(self.clients).act()
             event = random.random()

@@ -37,6 +37,7 @@ class ModelGateway:
         self._challenges: dict[bytes, DeviceId] = {}
         self._arrivals: dict[DeviceId, asyncio.Event] = {}
         self._open: set[web.WebSocketResponse] = set()
+        self.model.on_entry = lambda device: self._arrived(device).set()
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_FRAME_BYTES, middlewares=[self._errors])
@@ -112,8 +113,6 @@ class ModelGateway:
         body = http_shapes.submit_body(await self._body(request), None)
         assert body.cmid is not None
         duplicate, results = self.model.send(device, Send(body.cmid, body.envelopes, body.echo))
-        for envelope in body.envelopes:
-            self._arrived(envelope.to).set()
         return _answer(http_answers.submitted(duplicate, results), 200 if duplicate else 201)
 
     async def _pull(self, request: web.Request) -> web.Response:
