@@ -26,6 +26,8 @@ def explain(error: BaseException) -> CommandError | None:
         return CommandError(*getattr(error, "problems", ()), exit_code=EXIT_CONFIG)
     if _is(error, "runtime.key_rings", "KeyringError") or _is(error, "runtime.faultpoints", "FaultPointError"):
         return CommandError(str(error), exit_code=EXIT_CONFIG)
+    if _is(error, "worker.push.credentials", "CredentialsUnusable"):
+        return CommandError(str(error), exit_code=EXIT_CONFIG)
     if _is(error, "mailboxd.unprivileged", "EmbeddedError") or _is(error, "migrations.runner", "MigrationError"):
         return CommandError(*str(error).splitlines())
     if _is(error, "mailbox_client.errors", "ClientError") or _is(error, "mailbox_client.local_store", "StoreFault"):

@@ -146,11 +146,31 @@ class WorkerConfig(ProcessConfig):
     push_private_networks_allowed: Networks = ()  # push endpoints may lie in these; nowhere else but the internet
     push_contact: str | None = None  # VAPID's `sub`: a mailto: or https: URL that push services can reach you by
     push_concurrency: int = Field(default=64, ge=1, le=1_000)
+    apns_key_file: Path | None = None  # Apple's .p8; with it the next two
+    apns_key_id: str | None = Field(default=None, min_length=1, max_length=64)
+    apns_team_id: str | None = Field(default=None, min_length=1, max_length=64)
+    apns_url: str = Field(default="https://api.push.apple.com", pattern="^https://")  # the sandbox has another
+    apns_alert_text: str = Field(default="New message", min_length=1, max_length=200)  # of routes in mode `alert`
+    fcm_credentials_file: Path | None = None  # the JSON file of a service account
+    fcm_url: str = Field(default="https://fcm.googleapis.com", pattern="^https://")
     wake_repeat_s: int = Field(default=30, ge=1, le=1_200)  # DESIGN, "Outbox, queue, wake push"
     job_concurrency: int = Field(default=32, ge=1, le=1_000)
     cleanup_s: float = Field(default=5.0, ge=0.1, le=60)
     dispatch_poll_s: float = Field(default=1.0, ge=0.05, le=60)
     drain_deadline_s: float = Field(default=30.0, ge=0, le=3_600)
+
+    def _contradictions(self) -> Iterator[Contradiction]:
+        yield from super()._contradictions()
+        if len({setting is None for setting in (self.apns_key_file, self.apns_key_id, self.apns_team_id)}) > 1:
+            names = ("apns_key_file", "apns_key_id", "apns_team_id")
+            yield Contradiction(names, "belong together: set all three or none")
+
+    @field_validator("apns_key_file", "fcm_credentials_file")
+    @classmethod
+    def _is_file(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError("there is no such file")
+        return value
 
 
 _KINDS: Final[tuple[type[ProcessConfig], ...]] = (GatewayConfig, WorkerConfig)

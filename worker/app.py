@@ -6,6 +6,7 @@ import asyncio
 import random
 import secrets
 import signal
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from functools import partial
@@ -42,7 +43,10 @@ from worker.job_loop import JobLoop
 from worker.metrics import WorkerMetrics
 from worker.ops_app import build_ops_app
 from worker.push.address_guard import AddressGuard
+from worker.push.apns import ApnsCredentials, ApnsProvider
+from worker.push.fcm import FcmProvider, ServiceAccount
 from worker.push.gateway import GatewayProvider
+from worker.push.http2 import PlatformClient
 from worker.push.http_post import HttpPoster
 from worker.push.outcome import Provider
 from worker.push.sender import PushSender
@@ -111,12 +115,7 @@ class Worker:
 
         guard = AddressGuard(config.push_private_networks_allowed)
         poster = await stack.enter_async_context(HttpPoster(guard, connections_max=config.push_concurrency))
-        vapid = Vapid(
-            key_from_secret(keyring.vapid_secret),
-            contact=config.push_contact,
-            wall_seconds=lambda: clock.wall_ms() / 1000,
-        )
-        providers: dict[str, Provider] = {"gateway": GatewayProvider(poster), "webpush": WebPushProvider(poster, vapid)}
+        providers = await _providers(config, keyring, poster, lambda: clock.wall_ms() / 1000, stack)
         sender = PushSender(providers, worker_metrics, clock, concurrency=config.push_concurrency, chance=random.random)
 
         def tell_route_gone(device: DeviceId) -> None:
@@ -195,6 +194,28 @@ class Worker:
     async def _stop_jobs(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self._jobs.stop()
+
+
+async def _providers(
+    config: WorkerConfig, keyring: Keyring, poster: HttpPoster, wall_seconds: Callable[[], float], stack: AsyncExitStack
+) -> dict[str, Provider]:
+    """Those that need no credentials, and those whose credentials are set. Raises CredentialsUnusable."""
+    vapid = Vapid(key_from_secret(keyring.vapid_secret), contact=config.push_contact, wall_seconds=wall_seconds)
+    providers: dict[str, Provider] = {"gateway": GatewayProvider(poster), "webpush": WebPushProvider(poster, vapid)}
+    if config.apns_key_file is not None:
+        key = ApnsCredentials.load(config.apns_key_file, str(config.apns_key_id), str(config.apns_team_id))
+        providers["apns"] = ApnsProvider(
+            await stack.enter_async_context(PlatformClient()),
+            key,
+            url=config.apns_url,
+            alert_text=config.apns_alert_text,
+            wall_seconds=wall_seconds,
+        )
+    if config.fcm_credentials_file is not None:
+        account = ServiceAccount.load(config.fcm_credentials_file)
+        client = await stack.enter_async_context(PlatformClient())
+        providers["fcm"] = FcmProvider(client, account, url=config.fcm_url, wall_seconds=wall_seconds)
+    return providers
 
 
 async def _listen(config: WorkerConfig, app: web.Application, stack: AsyncExitStack) -> None:

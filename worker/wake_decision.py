@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
 
 from store.outbox import Job, WakeRules
 
@@ -29,16 +28,19 @@ class WaitReason(StrEnum):
     COLLAPSED = "collapsed"  # the last push was a moment ago
 
 
-class Done(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Done:
     reason: DoneReason
 
 
-class Wait(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Wait:
     until: datetime
     reason: WaitReason
 
 
-class Push(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Push:
     """Send one now."""
 
 

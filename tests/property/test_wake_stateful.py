@@ -273,9 +273,9 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_to
 
 
 @pytest.mark.parametrize("examples", [25, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(1_200)])])
-@pytest.mark.usefixtures("world")
-def test_in_random_interleavings_nothing_is_forgotten_and_nothing_drifts(examples: int) -> None:
+def test_in_random_interleavings_nothing_is_forgotten_and_nothing_drifts(world: WorkerParts, examples: int) -> None:
     run_state_machine_as_test(
         Wakes,
         settings=settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=CHECKS),
     )
+    assert world.metrics.wake_drift._value.get() == 0

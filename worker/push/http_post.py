@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -77,7 +77,9 @@ class HttpPoster:
                 async with self._session.post(
                     target, data=body, headers=dict(headers), allow_redirects=False
                 ) as response:
-                    return Answer(response.status, _retry_after(response.headers), await _bounded(response))
+                    return Answer(
+                        response.status, retry_after(response.headers.get("Retry-After", "")), await _bounded(response)
+                    )
         except (aiohttp.InvalidURL, ValueError):
             return Misconfigured("bad_url")
         except aiohttp.ClientConnectorCertificateError:
@@ -142,9 +144,9 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return body
 
 
-def _retry_after(headers: Any) -> timedelta | None:
+def retry_after(value: str) -> timedelta | None:
     """RFC 9110, 10.2.3: seconds or a date; anything else counts as absent."""
-    text = str(headers.get("Retry-After", "")).strip()
+    text = value.strip()
     if text.isascii() and text.isdigit() and len(text) <= 9:
         return timedelta(seconds=int(text))
     try:

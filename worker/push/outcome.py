@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from protocol.ids import WakeRouteId
 
 
-class Accepted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Accepted:  # no tuple: an empty one would be false, and equal to Gone
     """The provider took the push."""
 
 
-class Retry(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Retry:
     """Not now: trouble on the provider's side or on the way. `after` when the provider said so."""
 
     cause: str
     after: timedelta | None = None
 
 
-class Gone(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gone:
     """The provider says that this route is no more."""
 
 
-class Misconfigured(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Misconfigured:
     """This will not work until somebody changes something; `cause` from a small fixed set."""
 
     cause: str
