@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ async def register(base_url: str, count: int) -> list[Account]:
         return list(await asyncio.gather(*(one() for _ in range(count))))
 
 
-async def renew(base_url: str, accounts: list[Account]) -> None:
+async def renew(base_url: str, accounts: Sequence[Account]) -> None:
     """Get fresh tokens for devices that are registered already."""
     gate = asyncio.Semaphore(CONCURRENCY)
     async with aiohttp.ClientSession(base_url, connector=aiohttp.TCPConnector(limit=CONCURRENCY)) as http:

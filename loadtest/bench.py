@@ -11,19 +11,20 @@ from loadtest import machine
 from loadtest.db_ceiling import db_ceiling
 from loadtest.run import Planned, Run, Settings, merged
 from loadtest.scenarios.backlog import backlog_many, backlog_one
-from loadtest.scenarios.cycle import cycle, cycle_echo, light_2, light_10
+from loadtest.scenarios.cycle import cycle, cycle_echo, cycle_long, light_2, light_10
 from loadtest.scenarios.fan_out import fan_out_32_64k, fan_out_64, fan_out_64_16k
 from loadtest.scenarios.http_only import http_only
 from loadtest.scenarios.idle import idle
 from loadtest.scenarios.paced import paced
 from loadtest.scenarios.pgbench import pgbench_single
-from loadtest.server import Server, fresh_server
+from loadtest.server import UNLIMITED, Server, fresh_server
 
 SCENARIOS: Final = {
     planned.name: planned
     for planned in (
         Planned("cycle", cycle),
         Planned("cycle-echo", cycle_echo),
+        Planned("cycle-long", cycle_long, policy=(("acked_cleanup_s", "60"),)),
         Planned("light-2", light_2),
         Planned("light-10", light_10),
         Planned("paced", paced),
@@ -46,8 +47,8 @@ async def bench(names: Sequence[str], settings: Settings, url: str | None = None
     planned = [SCENARIOS[name] for name in names]
     report: dict[str, Any] = {"machine": machine.machine(), "versions": machine.packages(), "settings": {}}
     results: list[dict[str, Any]] = []
-    for gateways, group in groupby(planned, key=lambda one: one.gateways):
-        async with _server(url, gateways) as server:
+    for (gateways, policy), group in groupby(planned, key=lambda one: (one.gateways, one.policy)):
+        async with _server(url, gateways, policy) as server:
             await _describe(report, server, settings)
             run = Run(server, settings)
             for one in group:
@@ -73,11 +74,11 @@ def ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def _server(url: str | None, gateways: int) -> AsyncIterator[Server]:
+async def _server(url: str | None, gateways: int, policy: Sequence[tuple[str, str]]) -> AsyncIterator[Server]:
     if url is not None:
         yield Server(urls=(url,))
     else:
-        async with fresh_server(gateways=gateways) as server:
+        async with fresh_server(gateways=gateways, policy={**UNLIMITED, **dict(policy)}) as server:
             yield server
 
 

@@ -59,6 +59,7 @@ class Planned:
     name: str
     scenario: Scenario
     gateways: int = 1
+    policy: tuple[tuple[str, str], ...] = ()  # beside the raised limits
 
 
 def figures(window: Window, seconds: float) -> dict[str, Any]:
@@ -72,6 +73,19 @@ def figures(window: Window, seconds: float) -> dict[str, Any]:
         "latency_ms": window.delivery.summary(),
         "send_ack_ms": window.send_ack.summary(),
     }
+
+
+def joined(parts: Sequence[Window]) -> Window:
+    """Windows one after the other as one."""
+    whole = Window(parts[0].started)
+    for part in parts:
+        whole.confirmed += part.confirmed
+        whole.delivered += part.delivered
+        whole.echoes += part.echoes
+        whole.acked += part.acked
+        whole.delivery.merge(part.delivery)
+        whole.send_ack.merge(part.send_ack)
+    return whole
 
 
 def judged(swarm: Swarm, recorder: Recorder, *, drained: bool) -> dict[str, Any]:

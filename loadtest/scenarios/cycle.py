@@ -5,11 +5,16 @@ Each device has one SEND in flight to a random other device, and acks what it re
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
+from loadtest.accounts import renew
 from loadtest.recorder import Recorder
-from loadtest.run import Run, figures, judged, merged
+from loadtest.run import Run, figures, joined, judged, merged
 from loadtest.swarm import Swarm, Traffic
+
+RENEW_EVERY_S: Final = 480.0
+SETTLED_KEPT: Final = 200_000  # entries remembered in a long run, many seconds of them
 
 
 async def cycle(run: Run) -> dict[str, Any]:
@@ -32,30 +37,54 @@ async def light_10(run: Run) -> dict[str, Any]:
     return await closed_loop(run, 10, echo=False)
 
 
-async def closed_loop(run: Run, devices: int, *, echo: bool) -> dict[str, Any]:
-    """Warm up, measure, drain, judge."""
+async def cycle_long(run: Run) -> dict[str, Any]:
+    """For `--seconds 900` and the like, with acked rows deleted after a minute: `parts` has every minute's figures.
+
+    Deletion, outbox, vacuum and checkpoints take their share here; a rate that falls or a latency that grows shows.
+    """
+    return await closed_loop(run, run.settings.devices, echo=False, part_s=60.0, settled_kept=SETTLED_KEPT)
+
+
+async def closed_loop(
+    run: Run, devices: int, *, echo: bool, part_s: float | None = None, settled_kept: int | None = None
+) -> dict[str, Any]:
+    """Warm up, measure (in parts of `part_s`), drain, judge."""
     settings = run.settings
-    recorder = Recorder()
+    recorder = Recorder(settled_kept=settled_kept)
     traffic = Traffic(
         payload_bytes=settings.payload_bytes, echo=echo, senders=range(devices), recipients=range(devices)
     )
-    swarm = Swarm(await run.accounts(devices), run.server.endpoints, traffic, recorder)
+    accounts = await run.accounts(devices)
+    swarm = Swarm(accounts, run.server.endpoints, traffic, recorder)
     meter = run.meter()
+    renewing = asyncio.create_task(_keep_tokens_fresh(run.server.urls[0], swarm), name="renew-tokens")
+    count = max(1, round(settings.seconds / part_s)) if part_s else 1
     try:
         await swarm.connect()
         swarm.start()
         await swarm.warm_up(settings.warmup_s)
         meter.start()
-        window, seconds = await swarm.measure(settings.seconds)
+        measured = [await swarm.measure(settings.seconds / count) for _ in range(count)]
+        window = joined([window for window, _ in measured])
         used = meter.stop(window.confirmed)
         swarm.stop()
-        drained = await swarm.drain()
-        verdict = judged(swarm, recorder, drained=drained)
+        verdict = judged(swarm, recorder, drained=await swarm.drain())
     finally:
+        renewing.cancel()
+        await asyncio.wait((renewing,))
         swarm.close()
     return merged(
         {"devices": devices, "payload": settings.payload_bytes, "echo": echo},
-        figures(window, seconds),
+        figures(window, sum(seconds for _, seconds in measured)),
+        {"parts": [figures(*part) for part in measured]} if part_s else {},
         verdict,
         {"cpu": used},
     )
+
+
+async def _keep_tokens_fresh(url: str, swarm: Swarm) -> None:
+    """Tokens live 15 minutes; sessions go on with new ones."""
+    while True:
+        await asyncio.sleep(RENEW_EVERY_S)
+        await renew(url, swarm.accounts)
+        swarm.reauthenticate()

@@ -10,8 +10,8 @@ from time import perf_counter
 from typing import Any, Final
 
 from loadtest.recorder import Recorder
-from loadtest.run import Run, figures, judged, merged
-from loadtest.swarm import Swarm, Traffic, Window
+from loadtest.run import Run, figures, joined, judged, merged
+from loadtest.swarm import Swarm, Traffic
 
 TICK_S: Final = 0.002
 PARTS: Final = 4  # the measured time in this many windows, to see growth
@@ -42,7 +42,7 @@ async def paced(run: Run) -> dict[str, Any]:
         swarm.close()
     return merged(
         {"devices": settings.devices, "payload": settings.payload_bytes, "rate_per_s": settings.rate_per_s},
-        figures(_joined(parts), seconds),
+        figures(joined(parts), seconds),
         {"parts": [part.delivery.summary() for part in parts]},
         verdict,
         {"cpu": used},
@@ -59,15 +59,3 @@ async def pace(swarm: Swarm, rate_per_s: int) -> None:
             swarm.send_from(devices[sent % len(devices)], due=loop_start + sent / rate_per_s)
             sent += 1
         await asyncio.sleep(TICK_S)
-
-
-def _joined(parts: list[Window]) -> Window:
-    whole = Window(parts[0].started)
-    for part in parts:
-        whole.confirmed += part.confirmed
-        whole.delivered += part.delivered
-        whole.echoes += part.echoes
-        whole.acked += part.acked
-        whole.delivery.merge(part.delivery)
-        whole.send_ack.merge(part.send_ack)
-    return whole
