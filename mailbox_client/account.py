@@ -9,11 +9,12 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from mailbox_client.errors import NotRegistered, ServerNotUnderstood
+from mailbox_client.errors import InstanceChanged, NotRegistered, ServerNotUnderstood
 from mailbox_client.http_answers import Token
 from mailbox_client.local_store import LocalStore, StoredAccount
 from mailbox_client.local_store.sqlite import SqliteStore
 from mailbox_client.transport_http import MailboxHttp
+from protocol.errors import ErrorCode, MailboxError
 from protocol.ids import DeviceId, IdentityId, InstanceId, to_text
 from protocol.signed_messages import (
     CHALLENGE_CONTEXTS,
@@ -129,10 +130,19 @@ class Account:
     # -- proofs
 
     async def fetch_token(self, http: MailboxHttp) -> Token:
-        """Sign a fresh challenge and exchange it for a token of 15 minutes; `http.token` is set to it."""
+        """Sign a fresh challenge and exchange it for a token of 15 minutes; `http.token` is set to it.
+
+        Raises InstanceChanged if the server refuses and is another instance than the one this device registered with:
+        the signature names the instance, so it is worth nothing to any other.
+        """
         challenge = await self._challenge(http, "token")
         signature = self._key.sign(token_message(self.instance_id, self.device_id, challenge))
-        token = await http.exchange_token(self.device_id, challenge, signature)
+        try:
+            token = await http.exchange_token(self.device_id, challenge, signature)
+        except MailboxError as error:
+            if error.code is ErrorCode.UNAUTHENTICATED and (await http.instance()).instance_id != self.instance_id:
+                raise InstanceChanged("another instance answers at this address") from error
+            raise
         http.token = token.token
         return token
 

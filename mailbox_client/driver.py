@@ -48,7 +48,7 @@ from mailbox_client.engine_io import (
     TokenGiven,
     Woke,
 )
-from mailbox_client.errors import ClientError, ClientStopped, StopReason
+from mailbox_client.errors import ClientError, ClientStopped, InstanceChanged, StopReason
 from mailbox_client.events import Event, Stopped
 from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
 from mailbox_client.pulse import Pulse
@@ -62,6 +62,8 @@ logger = logging.getLogger("mailbox_client")
 
 INBOX_MAX: Final = 1_024  # frames; past it the socket is not read until the engine has caught up
 STORE_FAILURES_MAX: Final = 5
+CLOSE_TIMEOUT_S: Final = 10.0
+SLEEP_CHECK_S: Final = 2.0
 SLEEP_NOTICED_MS: Final = 2_000
 Result = TypeVar("Result")
 
@@ -141,7 +143,12 @@ class Driver:
             self._ending = True
             self.give(Stop())
             try:
-                await asyncio.shield(pump)
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await asyncio.shield(pump)
+                    # The socket's own close comes first: it carries the last ACKs.
+                    await asyncio.gather(*self._closing, return_exceptions=True)
+            except TimeoutError:
+                logger.warning("the client did not close in time; what it had not done is done by the next one")
             finally:
                 pump.cancel()
         for task in [*self._requests.values(), *self._closing]:
@@ -152,7 +159,7 @@ class Driver:
             self._socket = None
         await self.http.close()
         if self._thread is not None:
-            self._thread.shutdown(wait=True)
+            self._thread.shutdown(wait=False)  # idle by now, unless the disk itself hangs
 
     @property
     def ids(self) -> ClientMessageIds:
@@ -241,8 +248,8 @@ class Driver:
         if self._inbox or (due is not None and due <= now):
             await asyncio.sleep(0)  # let others add to the batch
             return
-        # The pause is bounded so that a machine's sleep is noticed soon after it.
-        pause_s = 1.0 if due is None else min(1.0, (due - now) / 1000)
+        # The pause is bounded so that a machine's sleep is noticed soon after it: timers stand still meanwhile.
+        pause_s = SLEEP_CHECK_S if due is None else min(SLEEP_CHECK_S, (due - now) / 1000)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._bell.wait()
@@ -368,6 +375,8 @@ class Driver:
             token = await self._account.fetch_token(self.http)
         except MailboxError as error:
             self.give(TokenFailed(request, error))
+        except InstanceChanged:
+            self.give(TokenFailed(request, stop=StopReason.NOT_KNOWN))
         except ClientError:
             self.give(TokenFailed(request))
         else:

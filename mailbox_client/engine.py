@@ -118,6 +118,7 @@ class Engine:
         self._walk_at = 0  # server time
         self._http_sends: dict[int, ClientMessageId] = {}
         self._http_pause_until = 0
+        self._echoes_wait = False  # sends are refused until our own echoes are read
 
     # -- driving
 
@@ -207,6 +208,7 @@ class Engine:
                 self._page(now, request, page)
             case SendAnswered(request, duplicate, results):
                 cmid_sent = self._http_sends.pop(request, None)
+                self._echoes_wait = False
                 if cmid_sent is not None:
                     self._notify(*self._outgoing.answered(cmid_sent, duplicate, results))
             case AckAnswered(request):
@@ -247,6 +249,8 @@ class Engine:
 
     def _error(self, now: int, error: Error) -> None:
         if error.cmid is not None:
+            if error.code is ErrorCode.ECHO_BACKLOG_FULL:
+                self._incoming.make_room(at_once=True)
             self._notify(*self._outgoing.failed(now, error.cmid, error.code, error.at, error.retry_after_ms))
         elif error.ref is not None and self._incoming.is_ack(error.ref):
             self._incoming.ack_failed(error.ref)
@@ -336,6 +340,7 @@ class Engine:
         if request in self._http_sends:
             cmid = self._http_sends.pop(request)
             if error is not None and error.code not in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED):
+                self._echoes_wait = error.code is ErrorCode.ECHO_BACKLOG_FULL
                 self._notify(*self._outgoing.failed(now, cmid, error.code, error.at, error.retry_after_ms))
                 return
         elif self._incoming.is_ack(request):
@@ -418,7 +423,8 @@ class Engine:
         if walk is not None and walk.request is None:
             walk.request = next(self._requests)
             self._out.append(GetPage(walk.request, walk.cursor, 0, None))
-        room = self._incoming.unconfirmed < self._settings.unconfirmed_max or not self._caught_up
+        slow = self._incoming.unconfirmed >= self._settings.unconfirmed_max
+        room = not slow or not self._caught_up or self._echoes_wait
         if self._pull is None and room:
             self._pull = next(self._requests)
             wait_s = self._settings.poll_wait_s if self._caught_up else 0

@@ -109,13 +109,18 @@ class Incoming:
         if brought_back:
             self._hold_again(brought_back)
 
-    def make_room(self) -> None:
-        """While the mailbox is being read to the watermark: nothing may stand still because the app is slow.
+    def make_room(self, *, at_once: bool = False) -> None:
+        """While something behind the window is needed (the watermark, one's own echoes) no slow app may block it.
 
-        Everything in the window is durably here, so it is deferred there and handed over from here.
+        Everything in the window is durably here, so it is deferred there and handed over from here: `at_once`, or when
+        the window is half full.
         """
         window = self._window
-        if 2 * len(window.sizes) >= self._settings.window_entries or 2 * window.bytes >= self._settings.window_bytes:
+        if (
+            at_once
+            or 2 * len(window.sizes) >= self._settings.window_entries
+            or 2 * window.bytes >= self._settings.window_bytes
+        ):
             owed = set(self._owed).union(*self._acks_in_flight.values())
             self._to_defer.extend(mid for mid in window.sizes if mid not in owed)
 

@@ -256,7 +256,7 @@ class MailboxHttp:
             headers["Content-Type"] = MEDIA_TYPE
             data = render_body(body, BodyFormat.MSGPACK)
         if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=False)
+            self._session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
         try:
             async with asyncio.timeout(timeout_s):
                 async with self._session.request(

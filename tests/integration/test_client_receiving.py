@@ -30,7 +30,7 @@ from mailbox_client import (
 )
 from mailbox_client.errors import ServerNotUnderstood
 from mailbox_client.transport_http import MailboxHttp
-from protocol.ids import DeviceId
+from protocol.ids import DeviceId, InstanceId
 from tests.support.model_gateway import ModelGateway, model_gateway
 from tests.support.waiting import eventually
 
@@ -105,6 +105,17 @@ async def test_nothing_leaves_the_mailbox_before_the_app_confirmed(
         await eventually(lambda: waiting(gateway, me) == 1)
         await one.confirm()
         await eventually(lambda: waiting(gateway, me) == 0)
+
+
+async def test_leaving_right_after_a_confirmation_still_acks_it(
+    gateway: ModelGateway, sender: MailboxClient, tmp_path: Path
+) -> None:
+    account = await Account.register(gateway.url, tmp_path / "device.sqlite")
+    await sender.send({account.device_id: b"sealed"})
+    async with MailboxClient(gateway.url, tmp_path / "device.sqlite") as client:
+        (delivery,) = await take(client, 1)
+        await delivery.confirm()
+    await eventually(lambda: waiting(gateway, account.device_id) == 0)
 
 
 async def test_messages_confirmed_together_cost_one_write(
@@ -338,6 +349,13 @@ async def test_a_challenge_under_another_context_is_not_signed(
         with pytest.raises(ServerNotUnderstood):
             await account.fetch_token(http)
     assert "POST /v1/auth/tokens" not in gateway.requests
+
+
+async def test_another_instance_at_the_address_is_noticed(gateway: ModelGateway, store: MemoryStore) -> None:
+    async with model_gateway() as other:
+        other.model.instance_id = InstanceId(b"another instance")
+        async with MailboxClient(other.url, store) as client:
+            await eventually(lambda: client.stopped is StopReason.NOT_KNOWN)
 
 
 _CHILD = """

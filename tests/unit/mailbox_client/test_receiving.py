@@ -11,6 +11,7 @@ from mailbox_client.engine_io import (
     GetPage,
     MessagesWaiting,
     PostAck,
+    PostSend,
     Prefer,
     RequestFailed,
     RetryDeferred,
@@ -345,6 +346,18 @@ def test_what_the_app_has_not_confirmed_is_never_pruned(in_hands: bool) -> None:
         assert bench.store.message_state(mid(1)) is not None
 
 
+def test_own_echoes_that_wait_behind_a_full_window_are_let_through() -> None:
+    bench = EngineBench()
+    bench.live()
+    bench.push(entry(1), entry(2))
+    bench.submit(cmid(1))
+    bench.refuse(cmid(1), ErrorCode.ECHO_BACKLOG_FULL)
+    assert [defer.mids for defer in bench.frames(Defer)] == [(mid(1), mid(2))]
+    bench.push(echo(70, cmid(9)))
+    assert bench.answer_acks() == [mid(70)]
+    assert ids(bench.hand_over()) == [mid(1), mid(2)]
+
+
 # -- over HTTP
 
 
@@ -393,6 +406,18 @@ def test_over_http_a_slow_app_stops_the_polling_once_caught_up() -> None:
     bench.page()
     assert bench.take(GetPage) == []
     bench.confirm(*bench.hand_over(200))
+    assert len(bench.take(GetPage)) == 1
+
+
+def test_over_http_own_echoes_are_read_even_if_the_app_is_slow() -> None:
+    bench = over_http()
+    for number in range(11):
+        bench.page(*[entry(number * 100 + one) for one in range(1, 101)], caught_up=False, more=True)
+    bench.page()
+    bench.submit(cmid(1))
+    (post,) = bench.take(PostSend)
+    assert bench.take(GetPage) == []
+    bench.give(RequestFailed(post.request, MailboxError(ErrorCode.ECHO_BACKLOG_FULL)))
     assert len(bench.take(GetPage)) == 1
 
 
