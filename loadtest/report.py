@@ -60,7 +60,7 @@ def _verdict(scenario: dict[str, Any]) -> str:
     if scenario["ok"]:
         return "ok"
     bad = {key: value for key, value in scenario.get("verdict", {}).items() if value and key in _FAULTS}
-    others = {key: scenario[key] for key in ("disconnects", "problems") if scenario.get(key)}
+    others = {key: scenario[key] for key in ("refusals", "disconnects", "problems") if scenario.get(key)}
     return f"FAILED {_pairs({**bad, **others}) or 'not drained'}"
 
 

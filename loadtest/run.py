@@ -96,10 +96,14 @@ def judged(swarm: Swarm, recorder: Recorder, *, drained: bool) -> dict[str, Any]
 def told(
     recorder: Recorder, *, drained: bool, refusals: Mapping[str, int], disconnects: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The history's verdict and everything else that makes a run bad; `ok` only if there is nothing."""
+    """The history's verdict and everything else that makes a run bad; `ok` only if there is nothing.
+
+    Limits are raised for a run, so a refusal is a fault too, and so is a run in which nothing was accepted.
+    """
     verdict = recorder.verdict()
+    worked = bool(verdict["accepted_entries"]) or not verdict["offered_sends"]
     return {
-        "ok": bool(verdict["ok"] and drained and not disconnects),
+        "ok": bool(verdict["ok"] and drained and worked and not disconnects and not refusals),
         "drained": drained,
         "lost": verdict["lost"],
         "duplicated": verdict["duplicated"],

@@ -86,8 +86,9 @@ async def test_a_refused_send_is_counted_and_the_device_goes_on() -> None:
         assert await swarm.drain()
         verdict = judged(swarm, recorder, drained=True)
         swarm.close()
-    assert verdict["ok"], verdict
     assert verdict["refusals"] == {"MAILBOX_FULL": 1}
+    assert verdict["verdict"]["refused_but_stored"] == verdict["lost"] == 0
+    assert not verdict["ok"]  # limits are raised for a run: a refusal is a fault
 
 
 async def test_a_lost_connection_fails_the_run() -> None:
