@@ -230,7 +230,6 @@ class Gateway:
             Reauth: ReauthHandler(auth, database_time).websocket,
             Ping: PingHandler().websocket,
         }
-        acks.after_batch.append(outbox.flush)
         door = WsDoor(
             config=config,
             clock=clock,

@@ -57,7 +57,6 @@ class Delivery:
         self._elsewhere: dict[DeviceId, int] = {}
         self._retry: dict[DeviceSession, None] = {}
         self._blocked: dict[DeviceSession, int] = {}  # waits for window; when its next slot frees by expiry, in ms
-        reader.after_batch.append(outbox.flush)
 
     # From memory
 
@@ -85,7 +84,6 @@ class Delivery:
         here, self._here = self._here, {}
         for session, entries in here.items():
             self._push(session, entries)
-        self._outbox.flush()
         if self._elsewhere:
             elsewhere, self._elsewhere = self._elsewhere, {}
             self._wake.publish([Wake(device, position) for device, position in elsewhere.items()])

@@ -67,7 +67,10 @@ class MessageHandler(Protocol):
 
 
 class Outbox:
-    """The connections with something to say; flushed once a wake-up of the loop, or earlier by who knows better."""
+    """The connections with something to say; flushed once in a turn of the loop.
+
+    So what a batch of commits, a page and a new request give rise to in one turn goes out in one write a connection.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
         """`now`: monotonic seconds."""
@@ -276,8 +279,6 @@ class WsConnection(asyncio.Protocol):
         except Exception:
             log.exception("a connection failed")
             self._fail()
-        if self._out is not None:
-            self.flush()
 
     def _received(self, data: bytes | bytearray) -> None:
         self.heard_at = self._outbox.now()
