@@ -70,7 +70,8 @@ class WorkerLab:
 
     def __post_init__(self) -> None:
         self.secrets_dir = self.directory / "secrets"
-        self.keyring: Keyring = keyring.create(self.secrets_dir, 1)
+        there = (self.secrets_dir / keyring.KEYRING_FILE).exists()
+        self.keyring = Keyring.load(self.secrets_dir) if there else keyring.create(self.secrets_dir, 1)
         self.seal = PushSeal(*self.keyring.push_token_keys)
         self._number = 0
 
