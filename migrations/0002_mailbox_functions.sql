@@ -81,6 +81,7 @@ CREATE FUNCTION submit_batch_v1(
     e_previous_mid integer[],    -- the nearest earlier envelope here with the same mailbox and mid, or 0
     secret_key_id smallint, entries_max bigint, bytes_max bigint, echoes_max bigint, echo_ttl_s integer,
     wait boolean,                -- false: a mailbox that another transaction holds defers its requests
+    careful boolean,             -- false: take it that nothing here repeats; what turns out otherwise raises MB001 or 23505
     OUT now_ms bigint,
     OUT r_code smallint[], OUT r_duplicate boolean[], OUT r_echo_position bigint[], OUT r_echo_previous bigint[],
     OUT e_code smallint[], OUT e_position bigint[], OUT e_previous bigint[], OUT e_own boolean[],
@@ -186,72 +187,75 @@ BEGIN
               LEFT JOIN mailboxes b ON b.device_id = d.id ORDER BY d.n) AS s;
 
     -- 4. Finished requests with the same key. An expired record counts as absent.
-    FOR found IN
-        SELECT k.n::integer AS r, i.request_fingerprint = k.fingerprint AS same, i.response_instants AS instants
-          FROM unnest(r_scope, r_key, r_operation, r_fingerprint) WITH ORDINALITY AS k(scope, key, operation, fingerprint, n)
-          JOIN idempotency_records i ON i.actor_scope_hash = k.scope AND i.idempotency_key_hash = k.key
-                                    AND i.operation = k.operation
-         WHERE i.expires_at > at_now
-        UNION ALL
-        SELECT k.n::integer, i.request_fingerprint = k.fingerprint, i.response_instants
-          FROM unnest(r_old_scope, r_old_key, r_operation, r_old_fingerprint) WITH ORDINALITY
-               AS k(scope, key, operation, fingerprint, n)
-          JOIN idempotency_records i ON i.actor_scope_hash = k.scope AND i.idempotency_key_hash = k.key
-                                    AND i.operation = k.operation
-         WHERE i.expires_at > at_now
-    LOOP
-        IF found.same THEN
-            r_code[found.r] := REPLAYED;
-            first := r_first[found.r];
-            FOR i IN 1 .. r_count[found.r] LOOP
-                e_accepted_ms[first + i - 1] := found.instants[i];
-                e_expires_ms[first + i - 1] := found.instants[r_count[found.r] + i];
-            END LOOP;
-        ELSE
-            r_code[found.r] := KEY_REUSED;
-        END IF;
-    END LOOP;
+    --    Repeats are rare, so the caller first goes without looking (4 and 5): the unique keys notice what was one.
+    IF careful THEN
+        FOR found IN
+            SELECT k.n::integer AS r, i.request_fingerprint = k.fingerprint AS same, i.response_instants AS instants
+              FROM unnest(r_scope, r_key, r_operation, r_fingerprint) WITH ORDINALITY AS k(scope, key, operation, fingerprint, n)
+              JOIN idempotency_records i ON i.actor_scope_hash = k.scope AND i.idempotency_key_hash = k.key
+                                        AND i.operation = k.operation
+             WHERE i.expires_at > at_now
+            UNION ALL
+            SELECT k.n::integer, i.request_fingerprint = k.fingerprint, i.response_instants
+              FROM unnest(r_old_scope, r_old_key, r_operation, r_old_fingerprint) WITH ORDINALITY
+                   AS k(scope, key, operation, fingerprint, n)
+              JOIN idempotency_records i ON i.actor_scope_hash = k.scope AND i.idempotency_key_hash = k.key
+                                        AND i.operation = k.operation
+             WHERE i.expires_at > at_now
+        LOOP
+            IF found.same THEN
+                r_code[found.r] := REPLAYED;
+                first := r_first[found.r];
+                FOR i IN 1 .. r_count[found.r] LOOP
+                    e_accepted_ms[first + i - 1] := found.instants[i];
+                    e_expires_ms[first + i - 1] := found.instants[r_count[found.r] + i];
+                END LOOP;
+            ELSE
+                r_code[found.r] := KEY_REUSED;
+            END IF;
+        END LOOP;
 
-    -- 5. Envelopes and echoes that are already stored. Expired ones count as absent and make way.
-    FOR found IN
-        SELECT k.n::integer AS i, k.mailbox AS m, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position,
-               e.kind = 0 AND e.envelope_bytes = k.body AND e.protocol_version = k.pv
-                   AND e.padding_class IS NOT DISTINCT FROM k.pad AS same,
-               mailboxd_ms(e.accepted_at) AS accepted_ms, mailboxd_ms(e.expires_at) AS expires_ms
-          FROM unnest(e_mailbox, e_mid, e_pv, e_pad, e_body) WITH ORDINALITY AS k(mailbox, mid, pv, pad, body, n)
-          JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
-    LOOP
-        CONTINUE WHEN r_code[e_request[found.i]] <> JUDGED_NOT_YET;  -- a replay keeps the instants of its record
-        IF found.expired THEN
-            CONTINUE WHEN m_state[found.m] <> ACTIVE;
-            FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP
-                m_room_entries[found.m] := m_room_entries[found.m] + freed.entries;
-                m_room_bytes[found.m] := m_room_bytes[found.m] + freed.bytes;
-                m_room_echoes[found.m] := m_room_echoes[found.m] + freed.echoes;
-            END LOOP;
-        ELSE
-            e_stored[found.i] := CASE WHEN found.same THEN SAME ELSE OTHER END;
-            e_accepted_ms[found.i] := found.accepted_ms;
-            e_expires_ms[found.i] := found.expires_ms;
-        END IF;
-    END LOOP;
-    FOR found IN
-        SELECT k.n::integer AS r, k.mailbox AS m, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position
-          FROM unnest(r_echo_mailbox, r_echo_mid) WITH ORDINALITY AS k(mailbox, mid, n)
-          JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
-         WHERE k.mailbox > 0
-    LOOP
-        IF found.expired THEN
-            CONTINUE WHEN m_state[found.m] <> ACTIVE;
-            FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP
-                m_room_entries[found.m] := m_room_entries[found.m] + freed.entries;
-                m_room_bytes[found.m] := m_room_bytes[found.m] + freed.bytes;
-                m_room_echoes[found.m] := m_room_echoes[found.m] + freed.echoes;
-            END LOOP;
-        ELSE
-            r_echo_stored[found.r] := true;
-        END IF;
-    END LOOP;
+        -- 5. Envelopes and echoes that are already stored. Expired ones count as absent and make way.
+        FOR found IN
+            SELECT k.n::integer AS i, k.mailbox AS m, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position,
+                   e.kind = 0 AND e.envelope_bytes = k.body AND e.protocol_version = k.pv
+                       AND e.padding_class IS NOT DISTINCT FROM k.pad AS same,
+                   mailboxd_ms(e.accepted_at) AS accepted_ms, mailboxd_ms(e.expires_at) AS expires_ms
+              FROM unnest(e_mailbox, e_mid, e_pv, e_pad, e_body) WITH ORDINALITY AS k(mailbox, mid, pv, pad, body, n)
+              JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
+        LOOP
+            CONTINUE WHEN r_code[e_request[found.i]] <> JUDGED_NOT_YET;  -- a replay keeps the instants of its record
+            IF found.expired THEN
+                CONTINUE WHEN m_state[found.m] <> ACTIVE;
+                FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP
+                    m_room_entries[found.m] := m_room_entries[found.m] + freed.entries;
+                    m_room_bytes[found.m] := m_room_bytes[found.m] + freed.bytes;
+                    m_room_echoes[found.m] := m_room_echoes[found.m] + freed.echoes;
+                END LOOP;
+            ELSE
+                e_stored[found.i] := CASE WHEN found.same THEN SAME ELSE OTHER END;
+                e_accepted_ms[found.i] := found.accepted_ms;
+                e_expires_ms[found.i] := found.expires_ms;
+            END IF;
+        END LOOP;
+        FOR found IN
+            SELECT k.n::integer AS r, k.mailbox AS m, e.expires_at <= at_now AS expired, e.recipient_device_id, e.position
+              FROM unnest(r_echo_mailbox, r_echo_mid) WITH ORDINALITY AS k(mailbox, mid, n)
+              JOIN envelopes e ON e.recipient_device_id = m_device[k.mailbox] AND e.message_id = k.mid
+             WHERE k.mailbox > 0
+        LOOP
+            IF found.expired THEN
+                CONTINUE WHEN m_state[found.m] <> ACTIVE;
+                FOR freed IN SELECT * FROM release_one_expired_v1(found.recipient_device_id, found.position, at_now) LOOP
+                    m_room_entries[found.m] := m_room_entries[found.m] + freed.entries;
+                    m_room_bytes[found.m] := m_room_bytes[found.m] + freed.bytes;
+                    m_room_echoes[found.m] := m_room_echoes[found.m] + freed.echoes;
+                END LOOP;
+            ELSE
+                r_echo_stored[found.r] := true;
+            END IF;
+        END LOOP;
+    END IF;
 
     -- 6. A mailbox that looks too full for its whole demand may be full of expired entries: looked for once a second.
     SELECT array_agg(m_device[d.mailbox] ORDER BY d.mailbox)
@@ -407,6 +411,15 @@ BEGIN
         END IF;
     END LOOP;
 
+    -- A refusal stands only for a request that is no repeat, which nobody has looked for yet.
+    IF NOT careful THEN
+        FOREACH code IN ARRAY r_code LOOP
+            IF code > DEFERRED THEN
+                RAISE EXCEPTION 'a refusal needs a careful look' USING ERRCODE = 'MB001';
+            END IF;
+        END LOOP;
+    END IF;
+
     -- 8. The records, complete with their answer: no claim exists without its effect. A key that another
     --    transaction finished meanwhile ends this one; the caller repeats the batch and finds the record in step 4.
     IF true = ANY (r_new) THEN
@@ -425,7 +438,8 @@ BEGIN
          WHERE x.expires_at <= at_now;
         GET DIAGNOSTICS written = ROW_COUNT;
         IF written <> cardinality(array_positions(r_new, true)) THEN
-            RAISE EXCEPTION 'a key of this batch was finished meanwhile' USING ERRCODE = '40001';
+            RAISE EXCEPTION 'a key of this batch is finished already'
+                  USING ERRCODE = CASE WHEN careful THEN '40001' ELSE 'MB001' END;
         END IF;
 
         -- 9. The envelopes and echoes.

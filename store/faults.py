@@ -32,6 +32,7 @@ class Fault(Enum):
     UNKNOWN = auto()  # the answer was lost: the write may be there
     AGAIN = auto()  # serialization, deadlock, a plan made stale by a migration: nothing was written, repeat at once
     LOCKED = auto()  # lock_timeout: nothing was written, somebody holds a row
+    CAREFUL = auto()  # the call took it that nothing in it repeats, and that was wrong: nothing was written
     DATA = auto()  # one of the values broke the call: nothing was written, find the culprit
 
 
@@ -50,6 +51,8 @@ def _of_sqlstate(state: str) -> Fault:
     if state[:2] == "40":
         # 40003: the server itself does not know whether the statement took effect.
         return Fault.UNKNOWN if state == "40003" else Fault.AGAIN
+    if state == "MB001":
+        return Fault.CAREFUL
     if state[:2] in ("22", "23", "P0"):
         return Fault.DATA
     if state[:2] in ("08", "57"):

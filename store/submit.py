@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol
 
+import asyncpg
 import structlog
 
 from protocol.errors import MailboxError
@@ -29,6 +31,7 @@ BYTES_MAX: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 20_000
 WAITING_BYTES_MAX: Final = 128 * 1024 * 1024
 LOCK_TIMEOUT_MS: Final = 500
+CAREFUL_BATCHES: Final = 50  # after a batch that turned out to hold a repeat or a refusal
 SOLO_S: Final = 60.0  # how long a session whose data broke a batch gets batches of its own
 SOLO_SESSIONS_MAX: Final = 1_000
 
@@ -77,6 +80,7 @@ class SubmitStore:
         self._deferred_of: Counter[int] = Counter()  # by session; a session in here is held
         self._deferred_task: asyncio.Task[None] | None = None
         self._solo: dict[int, float] = {}
+        self._careful = 0  # batches for which repeats are looked up at once
         self.wakes_due: list[Callable[[], None]] = []  # called after a commit that opened intents of devices away
 
     @property
@@ -148,12 +152,29 @@ class SubmitStore:
         secret, old = secrets.fingerprint, secrets.fingerprint_old
         keys = [keys_of(secret, request) for request in requests]
         old_keys = [keys_of(old, request) for request in requests] if old is not None else []
-        columns = columns_of(requests, keys, old_keys, secret, self._policy(), wait=wait)
-        rows = await lane.call(self._sql, *columns)
+        make = partial(columns_of, requests, keys, old_keys, secret, self._policy(), wait=wait)
+        columns, rows = await self._call_as_fits(lane, make)
         if rows[0]["wakes_due"]:
             for hook in self.wakes_due:
                 hook()
         return answers_of(requests, columns, rows[0], lane.epoch)
+
+    async def _call_as_fits(
+        self, lane: Lane, make: Callable[..., tuple[Any, ...]]
+    ) -> tuple[tuple[Any, ...], list[asyncpg.Record]]:
+        """Most batches hold no repeat and no refusal: then the unique keys alone tell, without a look-up each."""
+        if self._careful:
+            self._careful -= 1
+        else:
+            columns = make(careful=False)
+            try:
+                return columns, await lane.call(self._sql, *columns)
+            except LaneFault as failure:
+                if failure.fault not in (Fault.CAREFUL, Fault.DATA):
+                    raise
+                self._careful = CAREFUL_BATCHES
+        columns = make(careful=True)
+        return columns, await lane.call(self._sql, *columns)
 
     async def _after_fault(
         self, lane: Lane, batch: Sequence[Item], failure: LaneFault, *, wait: bool

@@ -82,6 +82,7 @@ def columns_of(
     policy: Policy,
     *,
     wait: bool,
+    careful: bool,
 ) -> tuple[Any, ...]:
     """The arguments of submit_batch_v1 for these requests, in this order."""
     devices = sorted(
@@ -170,6 +171,7 @@ def columns_of(
         ECHO_BACKLOG_MAX,
         ECHO_TTL_S,
         wait,
+        careful,
     )
 
 

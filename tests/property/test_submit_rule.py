@@ -15,6 +15,7 @@ from protocol.fingerprint import InstanceSecret, echo_mid
 from protocol.frames import SendEnvelope
 from protocol.ids import ClientMessageId, DeviceId, IdentityId, MessageId
 from store.acks import columns_of as ack_columns
+from store.faults import Fault, classify
 from store.policy_rules import Policy
 from store.records import AckRequest, SubmitRequest, Submitted
 from store.sql_files import load_sql
@@ -27,6 +28,7 @@ POLICY = Policy(
     pending_entries_max=6, pending_bytes_max=65_536, envelope_bytes_max=30_000, protocol_versions=(1, 2), ttl_s_min=60
 )
 EXPECTED = {
+    "without a look",
     (False, False),  # accepted
     (True, True),  # a replay
     (True, False),  # nothing new under a new key
@@ -102,20 +104,42 @@ class World:
             pair_refused=(0,) if rng.random() < 0.05 else (),
         )
 
+    def a_fresh_request(self) -> SubmitRequest:
+        """One that repeats nothing and is refused for nothing but a full mailbox or a revoked device."""
+        cmid = ClientMessageId(self.rng.randbytes(16))
+        to = self.rng.choices(self.known, k=self.rng.choice((1, 1, 3)))
+        envelopes = tuple(SendEnvelope(device, MessageId(self.rng.randbytes(16)), 1, b"fresh") for device in to)
+        return SubmitRequest(self.rng.randrange(4), self.rng.choice(self.known), SEND, cmid, cmid, envelopes, True)
+
     async def a_batch(self) -> None:
-        requests = [self.a_request() for _ in range(self.rng.randrange(1, 12))]
-        for _ in range(self.rng.randrange(3)):  # repeats, of this batch and of earlier ones
-            requests.insert(self.rng.randrange(len(requests) + 1), self.rng.choice([*requests, *self.history]))
-        self.history = [*self.history, *requests][-200:]
+        if self.rng.random() < 0.4:
+            requests = [self.a_fresh_request() for _ in range(self.rng.randrange(1, 4))]
+        else:
+            requests = self.some_requests()
         keys = [keys_of(SECRET, request) for request in requests]
-        columns = columns_of(requests, keys, [], SECRET, POLICY, wait=self.rng.random() < 0.5)
-        row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns)
+        wait = self.rng.random() < 0.5
+        try:  # as store/submit.py does: without a look at first
+            columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait, careful=False)
+            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns)
+            self.seen.add("without a look")
+        except asyncpg.PostgresError as error:
+            if classify(error) not in (Fault.CAREFUL, Fault.DATA):
+                raise
+            columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait, careful=True)
+            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns)
         answers = answers_of(requests, columns, row, bytes(8))
         for request, answer, verdict in zip(
             requests, answers, self.rule.fold(self.state, requests, self.now_us), strict=True
         ):
             assert same(answer, verdict), (request, answer, verdict)
             self.seen.add(verdict.code if isinstance(verdict, Refused) else (verdict.duplicate, verdict.replay))
+
+    def some_requests(self) -> list[SubmitRequest]:
+        requests = [self.a_request() for _ in range(self.rng.randrange(1, 12))]
+        for _ in range(self.rng.randrange(3)):  # repeats, of this batch and of earlier ones
+            requests.insert(self.rng.randrange(len(requests) + 1), self.rng.choice([*requests, *self.history]))
+        self.history = [*self.history, *requests][-200:]
+        return requests
 
     async def acks(self) -> None:
         requests = [

@@ -22,6 +22,7 @@ def an_error(state: str) -> asyncpg.PostgresError:
         ("40001", Fault.AGAIN),
         ("40P01", Fault.AGAIN),
         ("40003", Fault.UNKNOWN),
+        ("MB001", Fault.CAREFUL),
         ("22003", Fault.DATA),
         ("23505", Fault.DATA),
         ("P0001", Fault.DATA),
