@@ -222,10 +222,10 @@ class GatewayLab:
     def config(self, **settings: Any) -> GatewayConfig:
         """Quick to drain, and free ports."""
         return GatewayConfig(
-            postgres_dsn=self.dsn,
-            redis_url=settings.pop("redis_url", self.redis_url),
-            secrets_dir=self.secrets_dir,
             **{
+                "postgres_dsn": self.dsn,
+                "redis_url": self.redis_url,
+                "secrets_dir": self.secrets_dir,
                 "listen": f"{LOCAL}:0",
                 "ops_listen": f"{LOCAL}:0",
                 "drain_deadline_s": 1.0,
