@@ -66,6 +66,8 @@ class HttpServer(web.Server):
             else:
                 response = await self._handle(exchange)
         except MailboxError as error:
+            if error.code is ErrorCode.INTERNAL:  # a bug that the store met
+                logger.exception("a request failed", request_id=exchange.request_id, route=exchange.route)
             response = self._refusal(exchange, error)
         except Exception:  # a bug, or a time-out that nobody expected: told as such, found by its request id
             logger.exception("a request failed", request_id=exchange.request_id, route=exchange.route)

@@ -259,6 +259,17 @@ async def test_a_bug_is_told_as_internal_without_its_text(door: Door, monkeypatc
     assert reply.content["retryable"] is True
 
 
+async def test_a_bug_in_the_store_is_found_in_the_log_by_its_request_id(
+    own_door: Door, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    postgres = own_door.gateway.services.postgres
+    await postgres.execute("ALTER TABLE auth_challenges ADD CONSTRAINT broken CHECK (false) NOT VALID")
+    body = {"device_id": "AAAAAAAAAAAAAAAAAAAAAQ", "purpose": "token"}
+    reply = await own_door.call("POST", "/v1/auth/challenges", body)
+    assert (reply.status, reply.code, reply.content["outcome"]) == (500, "INTERNAL", "not_committed")
+    assert reply.content["request_id"] in caplog.text + capsys.readouterr().out
+
+
 async def test_a_time_out_inside_is_internal_and_not_aiohttps_504(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(*_: object) -> None:
         raise TimeoutError
