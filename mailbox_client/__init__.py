@@ -1,6 +1,6 @@
 """The client of mailboxd for Python apps: five lines to send, five to receive (docs/client-guide.md)."""
 
-from mailbox_client.account import Account
+from mailbox_client.account import Account, parse_address
 from mailbox_client.client import MailboxClient
 from mailbox_client.delivery import Delivery
 from mailbox_client.errors import (
@@ -80,4 +80,5 @@ __all__ = [
     "StoreFault",
     "StoreWasReset",
     "Transport",
+    "parse_address",
 ]

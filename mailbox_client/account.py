@@ -15,7 +15,7 @@ from mailbox_client.local_store import LocalStore, StoredAccount
 from mailbox_client.local_store.sqlite import SqliteStore
 from mailbox_client.transport_http import MailboxHttp
 from protocol.errors import ErrorCode, MailboxError
-from protocol.ids import DeviceId, IdentityId, InstanceId, to_text
+from protocol.ids import DeviceId, IdentityId, InstanceId, id_from_text, to_text
 from protocol.signed_messages import (
     CHALLENGE_CONTEXTS,
     device_add_message,
@@ -32,6 +32,11 @@ _NOT_YET: Final = b""  # the ids of an account whose registration was not answer
 def open_store(store: LocalStore | str | Path) -> LocalStore:
     """The store itself, or the SQLite store in a file of that name."""
     return SqliteStore(store) if isinstance(store, (str, Path)) else store
+
+
+def parse_address(public_address: str) -> IdentityId:
+    """The identity behind a public address, as `claim_prekeys` takes it; ValueError if it is none."""
+    return IdentityId(id_from_text(public_address))
 
 
 class Account:

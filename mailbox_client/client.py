@@ -176,7 +176,7 @@ class MailboxClient:
 
     @property
     def http(self) -> MailboxHttp:
-        """The HTTP door with this device's token: prekeys, push route, devices, status."""
+        """The HTTP door with this device's token, fetched where needed: prekeys, push route, devices, status."""
         return self._driver.http
 
     @property

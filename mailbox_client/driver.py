@@ -100,6 +100,7 @@ class Driver:
         on_messages_waiting: Callable[[], None],
     ) -> None:
         self.http = MailboxHttp(url, tls=tls)
+        self.http.token_source = lambda: account.fetch_token(self.http)
         self._url = url
         self._tls = tls
         self._store = store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -54,9 +54,11 @@ REQUEST_TIMEOUT_S: Final = 30.0
 class MailboxHttp:
     """Every call of the HTTP door as a method; usable alone, without engine and store.
 
-    Set `token` before the calls that need one. Raises MailboxError with the server's code, NoAnswer when none came (of
-    a write it is then unknown whether it happened: repeat it with the same ids), ServerNotUnderstood for anything that
-    is not of the contract.
+    Set `token` before the calls that need one, or a `token_source` that sets it: it is asked when there is none, and
+    once more when the server refuses the one there is.
+
+    Raises MailboxError with the server's code, NoAnswer when none came (of a write it is then unknown whether it
+    happened: repeat it with the same ids), ServerNotUnderstood for anything that is not of the contract.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class MailboxHttp:
     ) -> None:
         self.url = url.rstrip("/")
         self.token: str | None = None
+        self.token_source: Callable[[], Awaitable[object]] | None = None
+        self._asking = asyncio.Lock()
         self._session = session
         self._own_session = session is None
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
@@ -84,7 +88,7 @@ class MailboxHttp:
     # -- instance, registration, tokens
 
     async def instance(self) -> Instance:
-        return read_instance(await self._call("GET", "/v1/instance"))
+        return read_instance(await self._request("GET", "/v1/instance"))
 
     async def register_identity(
         self,
@@ -103,18 +107,18 @@ class MailboxHttp:
         }
         if invite is not None:
             body["invite"] = invite
-        answer = await self._call("POST", "/v1/identities", body, idempotency_key=idempotency_key)
+        answer = await self._request("POST", "/v1/identities", body, idempotency_key=idempotency_key)
         return read_registered(answer)
 
     async def challenge(self, device: DeviceId, purpose: str) -> Challenge:
         """`purpose`: token, device.add or device.revoke. Good for 60 s and one use."""
         return read_challenge(
-            await self._call("POST", "/v1/auth/challenges", {"device_id": device, "purpose": purpose})
+            await self._request("POST", "/v1/auth/challenges", {"device_id": device, "purpose": purpose})
         )
 
     async def exchange_token(self, device: DeviceId, challenge: bytes, signature: bytes) -> Token:
         body = {"device_id": device, "challenge": challenge, "signature": signature}
-        return read_token(await self._call("POST", "/v1/auth/tokens", body))
+        return read_token(await self._request("POST", "/v1/auth/tokens", body))
 
     # -- devices
 
@@ -236,7 +240,26 @@ class MailboxHttp:
 
     # -- inside
 
-    async def _call(
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
+        """A call that needs a token."""
+        if self.token is None:
+            await self._ask_for_token(None)
+        used = self.token
+        try:
+            return await self._request(method, path, body, **how)
+        except MailboxError as error:
+            # Nothing was done, so the same call may be made again.
+            if error.code not in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED) or self.token_source is None:
+                raise
+        await self._ask_for_token(used)
+        return await self._request(method, path, body, **how)
+
+    async def _ask_for_token(self, refused: str | None) -> None:
+        async with self._asking:
+            if self.token_source is not None and self.token == refused:
+                await self.token_source()
+
+    async def _request(
         self,
         method: str,
         path: str,
