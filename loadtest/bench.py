@@ -17,6 +17,7 @@ from loadtest.scenarios.http_only import http_only
 from loadtest.scenarios.idle import idle
 from loadtest.scenarios.paced import paced
 from loadtest.scenarios.pgbench import pgbench_single
+from loadtest.scenarios.storm import storm
 from loadtest.server import UNLIMITED, Server, fresh_server
 
 SCENARIOS: Final = {
@@ -34,6 +35,7 @@ SCENARIOS: Final = {
         Planned("backlog-one", backlog_one),
         Planned("backlog-many", backlog_many),
         Planned("idle", idle),
+        Planned("storm", storm),
         Planned("http-only", http_only),
         Planned("db-ceiling", db_ceiling),
         Planned("pgbench-single", pgbench_single),

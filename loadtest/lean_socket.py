@@ -116,7 +116,10 @@ class LeanSocket(asyncio.Protocol):
     def lost(self, reason: str) -> None:
         """The connection has ended."""
 
-    def upgrade_refused(self, status_line: str) -> None:
+    def admitted(self) -> None:
+        """The upgrade was accepted; HELLO leaves now."""
+
+    def upgrade_refused(self, status_line: str, retry_after_s: int | None) -> None:
         """The server answered the upgrade with something else; the connection ends by itself."""
 
     # -- the transport's side
@@ -185,10 +188,13 @@ class LeanSocket(asyncio.Protocol):
             self._need = 0
             return b""
         if not data.startswith(b"HTTP/1.1 101 "):
-            self.upgrade_refused(data.split(b"\r\n", 1)[0].decode("latin-1"))
+            head = data[:end].decode("latin-1").split("\r\n")
+            wait = next((line[12:].strip() for line in head if line.lower().startswith("retry-after:")), "")
+            self.upgrade_refused(head[0], int(wait) if wait.isdecimal() else None)
             self.cut()
             return b""
         self._open = True
+        self.admitted()
         self.out.append(self.hello_message())
         return data[end + 4 :]
 

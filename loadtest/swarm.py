@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -29,6 +29,7 @@ _MAILBOX_BATCH: Final = int(FrameType.MAILBOX_BATCH)
 _ACK_RESULT: Final = int(FrameType.ACK_RESULT)
 _ERROR: Final = int(FrameType.ERROR)
 _WELCOME: Final = int(FrameType.WELCOME)
+_GOAWAY: Final = int(FrameType.GOAWAY)
 _REAUTH: Final = int(FrameType.REAUTH)
 
 
@@ -70,10 +71,12 @@ class Device(LeanSocket):
         self.index = index
         self.id = swarm.accounts[index].device
         self.welcomed = False
+        self.admitted_at = 0.0
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.in_flight: dict[bytes, tuple[Attempt, float]] = {}
         self.acks_open: dict[int, list[bytes]] = {}
         self.sends_by_itself = False
+        self.come_back_s: float | None = None  # the time that the server gave to come back at
         self._swarm = swarm
         self._stream: Stream
         self._to_ack: list[bytes] = []
@@ -97,6 +100,12 @@ class Device(LeanSocket):
             self._refused(body)
         elif kind == _WELCOME:
             self.welcomed = True
+            self._swarm.welcomes.add(perf_counter() - self.admitted_at)
+        elif kind == _GOAWAY:
+            self.come_back_s = body["reconnect_after_ms"] / 1_000
+
+    def admitted(self) -> None:
+        self.admitted_at = perf_counter()
 
     def wake_up_ends(self) -> None:
         waiting = self._to_ack
@@ -107,8 +116,9 @@ class Device(LeanSocket):
             self.out.append(ack(self._ref, mids))
         self._to_ack = waiting
 
-    def upgrade_refused(self, status_line: str) -> None:
+    def upgrade_refused(self, status_line: str, retry_after_s: int | None) -> None:
         self.close_reason = status_line
+        self.come_back_s = retry_after_s
 
     def lost(self, reason: str) -> None:
         if not self.ready.done():
@@ -178,6 +188,8 @@ class Swarm:
         self.disconnects: Counter[str] = Counter()
         self.sent_at: dict[bytes, float] = {}
         self.window = Window(perf_counter())
+        self.welcomes = Latencies()  # from the admitted upgrade to WELCOME
+        self.on_lost: Callable[[Device], None] | None = None  # who looks after lost connections instead of failing
         self._endpoints = endpoints
         self._template = SendTemplate(traffic.payload_bytes, echo=traffic.echo)
         self._bodies = [os.urandom(traffic.payload_bytes) for _ in range(BODY_POOL)]
@@ -302,7 +314,11 @@ class Swarm:
             device.flush()
 
     def device_lost(self, device: Device, reason: str) -> None:
-        if not self._closing:
+        if self._closing:
+            return
+        if self.on_lost is not None:
+            self.on_lost(device)
+        else:
             self.disconnects[reason] += 1
 
     def _id(self) -> bytes:

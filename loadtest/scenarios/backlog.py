@@ -74,7 +74,7 @@ async def backlog_many(run: Run) -> dict[str, Any]:
         await swarm.connect(beside)
         await fill(swarm, [accounts[index].device for _ in range(EACH) for index in away])
         others = list(swarm.devices)
-        pacing = asyncio.create_task(pace(swarm, BESIDE_RATE_PER_S), name="pace")
+        pacing = asyncio.create_task(pace(swarm, BESIDE_RATE_PER_S, others), name="pace")
         await swarm.warm_up(1.0)
         meter.start()
         started = perf_counter()

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from typing import Any, Final
 
+from loadtest.descriptors import allow_descriptors
 from loadtest.recorder import Recorder
 from loadtest.run import Run, judged, merged
 from loadtest.swarm import Swarm, Traffic
 
-DESCRIPTORS_SPARE: Final = 200
 WATCHED_S: Final = 20.0
 
 
 async def idle(run: Run) -> dict[str, Any]:
     """`--devices` silent connections in one gateway: memory per connection, CPU over 20 s, none lost."""
     count = run.settings.devices
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + DESCRIPTORS_SPARE), hard))
+    allow_descriptors(count)
     recorder = Recorder()
     traffic = Traffic(payload_bytes=0, senders=(), recipients=(0,))
     accounts = await run.accounts(count)

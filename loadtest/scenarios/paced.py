@@ -6,12 +6,13 @@ Latency counts from the moment a message was planned for, so a server that stall
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Final
 
 from loadtest.recorder import Recorder
 from loadtest.run import Run, figures, joined, judged, merged
-from loadtest.swarm import Swarm, Traffic
+from loadtest.swarm import Device, Swarm, Traffic
 
 TICK_S: Final = 0.002
 PARTS: Final = 4  # the measured time in this many windows, to see growth
@@ -27,7 +28,7 @@ async def paced(run: Run) -> dict[str, Any]:
     meter = run.meter()
     try:
         await swarm.connect()
-        pacing = asyncio.create_task(pace(swarm, settings.rate_per_s), name="pace")
+        pacing = asyncio.create_task(pace(swarm, settings.rate_per_s, swarm.devices), name="pace")
         await swarm.warm_up(settings.warmup_s)
         meter.start()
         started = perf_counter()
@@ -49,13 +50,12 @@ async def paced(run: Run) -> dict[str, Any]:
     )
 
 
-async def pace(swarm: Swarm, rate_per_s: int) -> None:
+async def pace(swarm: Swarm, rate_per_s: int, senders: Sequence[Device]) -> None:
     """Send at `rate_per_s` from one device after the other until cancelled."""
     loop_start, sent = perf_counter(), 0
-    devices = swarm.devices
     while True:
         due = int((perf_counter() - loop_start) * rate_per_s)
         while sent < due:
-            swarm.send_from(devices[sent % len(devices)], due=loop_start + sent / rate_per_s)
+            swarm.send_from(senders[sent % len(senders)], due=loop_start + sent / rate_per_s)
             sent += 1
         await asyncio.sleep(TICK_S)

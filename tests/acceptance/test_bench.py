@@ -47,6 +47,14 @@ def test_a_short_cycle_is_measured_metered_and_judged() -> None:
     assert echo["echoes_per_s"] > 0
 
 
+def test_a_gateway_killed_under_traffic_loses_nothing_and_everybody_comes_back() -> None:
+    (storm,) = bench("--scenario", "storm", "--devices", "60")["scenarios"]
+    assert storm["ok"] is True
+    assert storm["lost"] == storm["duplicated"] == 0
+    assert storm["attempts"] >= 60
+    assert storm["verdict"]["accepted_entries"] > 0
+
+
 def test_the_pgbench_script_calls_the_submit_that_the_store_calls() -> None:
     calls = re.compile(r"submit_batch_v\d+")
     denominator = calls.findall((TREE / "loadtest" / "pgbench" / "submit.sql").read_text())
