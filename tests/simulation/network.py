@@ -133,7 +133,7 @@ class SimSocket:
         if self._broken or self._server is None:
             return
         if isinstance(frame, Send):
-            self._world.send_arrives(self._client, frame, self)
+            self._world.send_arrives(self._client, frame, self._world.synced_at(self._client, self))
         self._server.receive(data)
         if isinstance(frame, Hello) and not self._server.ended:
             self._world.synced(self, self._client)

@@ -286,7 +286,12 @@ class SimClient:
             case PostSend(request, send):
                 world.send_offered(self, send)
                 world.note_request(self, request, send.cmid)
-                self._request(request, lambda: self._post(request, send), lambda error: RequestFailed(request, error))
+                synced_at = world.synced_at(self)
+                self._request(
+                    request,
+                    lambda: self._post(request, send, synced_at),
+                    lambda error: RequestFailed(request, error),
+                )
             case PostAck(request, mids):
                 self._check_ack(mids)
                 self._request(
@@ -378,8 +383,8 @@ class SimClient:
             self.world.synced(None, self)
         return PullAnswered(request, page)
 
-    def _post(self, request: int, send: Send) -> Input:
-        self.world.send_arrives(self, send, None)
+    def _post(self, request: int, send: Send, synced_at: int | None) -> Input:
+        self.world.send_arrives(self, send, synced_at)
         duplicate, results = self.world.server.send(self.device, send)
         return SendAnswered(request, duplicate, results)
 
@@ -679,11 +684,17 @@ class World:
         else:
             self._synced_at[client.device] = self.schedule.now
 
-    def send_arrives(self, client: SimClient, send: Send, socket: SimSocket | None) -> None:
-        """Seed 002: a send that was committed before the session's watermark must have been matched, not resent."""
+    def synced_at(self, client: SimClient, socket: SimSocket | None = None) -> int | None:
+        """When the watermark of this socket, or of the present HTTP session, was read at the server."""
+        return self._socket_synced.get(socket) if socket is not None else self._synced_at.get(client.device)
+
+    def send_arrives(self, client: SimClient, send: Send, synced_at: int | None) -> None:
+        """Seed 002: what was committed before a session's watermark must be matched in it, not sent again.
+
+        `synced_at` belongs to the session of the moment in which the client let it go; it may arrive much later.
+        """
         key = (client.device, send.cmid)
         committed_at = self._committed_at.get(key)
-        synced_at = self._socket_synced.get(socket) if socket is not None else self._synced_at.get(client.device)
         if committed_at is not None and synced_at is not None and committed_at < synced_at:
             self.fault("a send went out again that the mailbox had shown to be committed")
         self.schedule.after(0, lambda: self._note_commit(key))
