@@ -50,10 +50,11 @@ def problem_response(
 
     `status` only where HTTP knows a better one than the code's own.
     """
+    document = problem(error, request_id)
     if write and error.outcome is None:
         # An expected refusal rolled everything back; after a bug nobody knows.
-        error.outcome = Outcome.UNKNOWN if error.code is ErrorCode.INTERNAL else Outcome.NOT_COMMITTED
-    document = problem(error, request_id)
+        outcome = Outcome.UNKNOWN if error.code is ErrorCode.INTERNAL else Outcome.NOT_COMMITTED
+        document["outcome"] = str(outcome)
     if status is not None:
         document |= {"status": status, "title": HTTPStatus(status).phrase}
     headers: CIMultiDict[str] = CIMultiDict()

@@ -14,6 +14,7 @@ from gateway.http.answers import finish, problem_response
 from gateway.request_ids import new_request_id
 from protocol.errors import ErrorCode, MailboxError
 from protocol.http_values import BodyFormat, bad_request
+from protocol.limits import SLOW_CONSUMER_S
 
 logger = structlog.get_logger(__name__)
 
@@ -25,9 +26,9 @@ HEADERS_MAX: Final = 64
 
 
 class HttpConnection(RequestHandler):
-    """A peer that never finishes a head is closed, and errors below the routes look like all others."""
+    """A peer that never finishes a head or takes no answer is dropped; errors below the routes look like all others."""
 
-    __slots__ = ("_head_timer", "when_lost")
+    __slots__ = ("_head_timer", "_stuck_timer", "when_lost")
 
     def __init__(self, server: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -42,6 +43,7 @@ class HttpConnection(RequestHandler):
             max_headers=HEADERS_MAX,
         )
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stuck_timer: asyncio.TimerHandle | None = None
         self.when_lost: Callable[[], None] | None = None  # of the request in hand, if it wants to know
 
     def data_received(self, data: bytes) -> None:
@@ -52,8 +54,28 @@ class HttpConnection(RequestHandler):
         elif self._head_timer is None:
             self._head_timer = self._loop.call_later(HEAD_SECONDS, self.force_close)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stuck_timer is None:
+            self._stuck_timer = self._loop.call_later(SLOW_CONSUMER_S, self._abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stuck_timer()
+
+    def _abort(self) -> None:
+        """The peer took nothing for too long: drop it with all that waits for it."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _stop_stuck_timer(self) -> None:
+        if self._stuck_timer is not None:
+            self._stuck_timer.cancel()
+            self._stuck_timer = None
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
+        self._stop_stuck_timer()
         super().connection_lost(exc)
         if self.when_lost is not None:
             self.when_lost()

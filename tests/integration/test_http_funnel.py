@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
@@ -22,6 +23,7 @@ from protocol.ids import to_text
 from tests.support.accounts import Keys
 from tests.support.http_door import MSGPACK, Door, registration_body, running_door, send_body, shared_door
 from tests.support.services import Services
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -235,6 +237,26 @@ async def test_a_head_that_never_ends_is_dropped(door: Door, monkeypatch: pytest
     finally:
         writer.close()
     assert answer.startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_a_client_that_takes_no_answer_is_dropped(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SLOW_CONSUMER_S", 0.1)
+    sender, recipient = await door.device(), await door.device()
+    for _ in range(24):
+        assert (await sender.send(recipient, body=bytes(65_536))).status == 201
+    host, port = door.url.removeprefix("http://").split(":")
+    pull = f"GET /v1/mailbox HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {recipient.token}\r\n\r\n".encode()
+    limits = door.gateway.limits
+    before = limits.connections
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect((host, int(port)))
+        client.sendall(pull * 8)  # answers of more than 8 MiB, which nobody reads
+        await eventually(lambda: limits.connections == before + 1, what="the answers wait")
+        await eventually(lambda: limits.connections == before, what="the connection is dropped")
+        client.settimeout(10)
+        taken = await asyncio.to_thread(lambda: sum(map(len, iter(lambda: client.recv(1 << 20), b""))))
+    assert taken < 8 << 20
 
 
 async def test_pipelined_requests_are_answered_in_order(door: Door) -> None:
