@@ -301,23 +301,20 @@ BEGIN
 END
 $$;
 
--- Raises the floors of mailboxes whose owners' rows the caller holds: reads start there. Looks at a bounded number of rows;
--- the next round goes on from where this one came to.
+-- Raises the floors of mailboxes whose owners' rows the caller holds to just below their first row: reads start there.
+-- One index probe each, since clean-up does this for every batch; past acked rows that are still there the walk raises it.
 CREATE FUNCTION raise_floors_v1(devices uuid[]) RETURNS void
 LANGUAGE sql VOLATILE
 SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
 AS $$
     UPDATE mailbox_owners w SET floor_position = f.floor
-      FROM (SELECT o.device_id, coalesce(
-                   min(e.position) FILTER (WHERE e.acked_at IS NULL) - 1,
-                   CASE WHEN count(e.position) = 256 THEN max(e.position) ELSE b.head_position END) AS floor
+      FROM (SELECT o.device_id,
+                   coalesce((SELECT e.position - 1 FROM envelopes e
+                              WHERE e.recipient_device_id = d.id AND e.position > o.floor_position
+                              ORDER BY e.position LIMIT 1), b.head_position) AS floor
               FROM unnest(devices) AS d(id)
               JOIN mailbox_owners o ON o.device_id = d.id
-              JOIN mailboxes b ON b.device_id = d.id
-              LEFT JOIN LATERAL (SELECT e.position, e.acked_at FROM envelopes e
-                                  WHERE e.recipient_device_id = d.id AND e.position > o.floor_position
-                                  ORDER BY e.position LIMIT 256) AS e ON true
-             GROUP BY o.device_id, b.head_position) AS f
+              JOIN mailboxes b ON b.device_id = d.id) AS f
      WHERE w.device_id = f.device_id AND f.floor > w.floor_position
 $$;
 
@@ -401,28 +398,35 @@ END
 $$;
 
 -- Compares the counters of up to page_max mailboxes with their rows, in one statement's snapshot: what a submit, an ACK or
--- an expiry changed is there as a whole or not at all. Returns those that differ.
+-- an expiry changed is there as a whole or not at all. Returns those that differ, those whose floor lags a minute or more
+-- behind `floor_may`, and the last one, so that the walk goes on from there.
 CREATE FUNCTION counter_drift_v1(after uuid, page_max integer)
-RETURNS TABLE (device_id uuid, entries_drift bigint, bytes_drift bigint, echoes_drift bigint, floor_drift bigint, last_device uuid)
+RETURNS TABLE (
+    device_id uuid, entries_drift bigint, bytes_drift bigint, echoes_drift bigint, floor_drift bigint, floor_may bigint,
+    floor_lags boolean, last_device uuid
+)
 LANGUAGE sql STABLE
 AS $$
     WITH page AS (
         SELECT b.device_id, b.stored_entries - w.released_entries AS entries, b.stored_bytes - w.released_bytes AS bytes,
-               b.stored_echoes - w.released_echoes AS echoes, w.floor_position
+               b.stored_echoes - w.released_echoes AS echoes, w.floor_position, b.head_position
           FROM mailboxes b JOIN mailbox_owners w ON w.device_id = b.device_id
          WHERE b.device_id > after ORDER BY b.device_id LIMIT page_max
     ), compared AS (
         SELECT p.device_id, p.entries - coalesce(r.entries, 0) AS entries, p.bytes - coalesce(r.bytes, 0) AS bytes,
                p.echoes - coalesce(r.echoes, 0) AS echoes,
-               CASE WHEN r.oldest <= p.floor_position THEN p.floor_position - r.oldest + 1 ELSE 0 END AS floor
+               CASE WHEN r.oldest <= p.floor_position THEN p.floor_position - r.oldest + 1 ELSE 0 END AS floor,
+               -- Everything up to here was gone or acked in this snapshot, and that it stays.
+               coalesce(r.oldest - 1, p.head_position) AS may, p.floor_position
           FROM page p CROSS JOIN LATERAL (
                SELECT count(*) FILTER (WHERE e.kind = 0) AS entries, sum(e.envelope_size)::bigint AS bytes,
                       count(*) FILTER (WHERE e.kind = 1) AS echoes, min(e.position) AS oldest
                  FROM envelopes e WHERE e.recipient_device_id = p.device_id AND e.acked_at IS NULL) AS r
     )
-    SELECT c.device_id, c.entries, c.bytes, c.echoes, c.floor, (SELECT max(p.device_id::text)::uuid FROM page p)
+    SELECT c.device_id, c.entries, c.bytes, c.echoes, c.floor, c.may, c.may - c.floor_position > 60000000,
+           (SELECT max(p.device_id::text)::uuid FROM page p)
       FROM compared c
-     WHERE c.entries <> 0 OR c.bytes <> 0 OR c.echoes <> 0 OR c.floor > 0
+     WHERE c.may - c.floor_position > 60000000 OR c.entries <> 0 OR c.bytes <> 0 OR c.echoes <> 0 OR c.floor > 0
         OR c.device_id = (SELECT max(p.device_id::text)::uuid FROM page p)
 $$;
 

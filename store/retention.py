@@ -23,6 +23,7 @@ _SQL: Final = load_sql("retention")
 
 ACK_NOTES_MAX: Final = 256
 RETENTION_STEP: Final = 1_000
+_DRIFTS: Final = ("entries_drift", "bytes_drift", "echoes_drift", "floor_drift")
 BEFORE_ALL: Final = DeviceId(bytes(16))
 
 
@@ -127,14 +128,18 @@ class RetentionStore:
         return int(await self._postgres.fetchval(_SQL["database_ms"]))
 
     async def repair_counters(self, after: DeviceId, page_max: int) -> Drift:
-        """Compare the counters of the next `page_max` mailboxes with their rows; lock and repair only what differs."""
+        """Compare the counters of the next `page_max` mailboxes with their rows; lock and repair only what differs.
+
+        On the way it raises floors that lag behind: the rows were read in any case.
+        """
         rows = await self._postgres.fetch(_SQL["counter_drift"], after, page_max)
-        repaired = 0
-        for row in rows:
-            if any(row[column] for column in ("entries_drift", "bytes_drift", "echoes_drift", "floor_drift")):
-                await self._postgres.execute(_SQL["repair_counters"], row["device_id"])
-                repaired += 1
-        return Drift(DeviceId(rows[0]["last_device"]) if rows else None, repaired)
+        drifted = [row["device_id"] for row in rows if any(row[column] for column in _DRIFTS)]
+        for device in drifted:
+            await self._postgres.execute(_SQL["repair_counters"], device)
+        if lagging := [row for row in rows if row["floor_lags"]]:
+            floors = [row["device_id"] for row in lagging], [row["floor_may"] for row in lagging]
+            await self._postgres.execute(_SQL["raise_floors"], *floors)
+        return Drift(DeviceId(rows[0]["last_device"]) if rows else None, len(drifted))
 
     async def preview(self, longest: timedelta) -> RetentionPreview:
         """What a longest life of `longest` would change. Reads every envelope's row: minutes on a large instance."""

@@ -16,7 +16,7 @@ from worker.metrics import WorkerMetrics
 
 logger = structlog.get_logger(__name__)
 
-ROWS_MAX: Final = 1_000
+ROWS_MAX: Final = 250  # some ten milliseconds: as long as an ACK of one of these mailboxes may have to wait
 PAUSE_SHARE: Final = 1.0  # after a full batch: a pause as long as the batch took, so that half the time is others'
 PAUSE_SECONDS_MIN: Final = 0.02
 CLOCKS_APART_MAX_MS: Final = 5 * 60 * 1000

@@ -17,8 +17,11 @@ logger = structlog.get_logger(__name__)
 
 ROUND_SECONDS: Final = 5.0
 BATCH_MAX: Final = 500
-PAGE_MAX: Final = 200
-PAGE_PAUSE_SECONDS: Final = 0.5  # 200 mailboxes every half second: a million in 42 minutes, at a few milliseconds each
+PAGE_MAX: Final = 50
+PAGE_PAUSE_SECONDS: Final = 0.1
+PAUSE_FACTOR: Final = (
+    9.0  # … and at least nine times as long as the page took: a tenth of one connection's time at most
+)
 WALK_PAUSE_SECONDS: Final = 60.0
 
 
@@ -103,6 +106,7 @@ class Reconciler:
         """One walk through all mailboxes' counters. Returns how many were repaired: more than none is a bug."""
         after, repaired = BEFORE_ALL, 0
         while True:
+            began = self._clock.monotonic()
             drift = await self._retention.repair_counters(after, PAGE_MAX)
             if drift.repaired:
                 self._metrics.counter_drift.inc(drift.repaired)
@@ -113,12 +117,13 @@ class Reconciler:
             if drift.last is None:
                 return repaired
             after = drift.last
-            await self._clock.sleep(pause)
+            await self._pause(began, pause)
 
     async def walk_wakes(self, progress: Progress | None = None, *, pause: float = PAGE_PAUSE_SECONDS) -> int:
         """One walk through all mailboxes' `wake_open`. Returns how many were repaired: more than none is a bug."""
         after, total = BEFORE_ALL, 0
         while True:
+            began = self._clock.monotonic()
             last, repaired = await self._outbox.repair_wake_open(after, PAGE_MAX)
             if repaired:
                 self._metrics.wake_drift.inc(repaired)
@@ -129,4 +134,8 @@ class Reconciler:
             if last is None:
                 return total
             after = last
-            await self._clock.sleep(pause)
+            await self._pause(began, pause)
+
+    async def _pause(self, began: float, pause: float) -> None:
+        took = self._clock.monotonic() - began
+        await self._clock.sleep(max(pause, took * PAUSE_FACTOR) if pause else 0.0)

@@ -82,7 +82,16 @@ SELECT mailboxd_ms(mailboxd_now());
 
 -- name: counter_drift
 -- $1 after device, $2 page
-SELECT device_id, entries_drift, bytes_drift, echoes_drift, floor_drift, last_device FROM counter_drift_v1($1, $2);
+SELECT device_id, entries_drift, bytes_drift, echoes_drift, floor_drift, floor_may, floor_lags, last_device
+  FROM counter_drift_v1($1, $2);
+
+-- name: raise_floors
+-- To where an earlier snapshot said that they may be; held rows another time. $1 devices, $2 floors
+UPDATE mailbox_owners w SET floor_position = t.floor
+  FROM (SELECT o.device_id, d.floor FROM unnest($1::uuid[], $2::bigint[]) AS d(id, floor)
+          JOIN mailbox_owners o ON o.device_id = d.id
+         ORDER BY o.device_id FOR NO KEY UPDATE OF o SKIP LOCKED) AS t
+ WHERE w.device_id = t.device_id AND w.floor_position < t.floor;
 
 -- name: repair_counters
 SELECT repair_counters_v1($1);

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -134,6 +135,83 @@ async def test_an_emptied_queue_is_rebuilt_from_the_outbox(worker: WorkerParts) 
     await worker.turn()
     assert isinstance(worker.provider, ScriptedProvider)
     assert len(worker.provider.pushed) == 5
+
+
+async def test_after_a_change_of_namespace_the_new_queue_is_filled_from_the_outbox(worker: WorkerParts) -> None:
+    device = await worker.device()
+    await worker.submit(device)
+    await worker.dispatch()
+    worker.queue._stream = b"mb:{fedcba9876543210}:jobs"
+    await worker.work()
+    await worker.reconciler.round()
+    await worker.turn()
+    assert (await worker.intent(device))["pushes_accepted"] == 1
+
+
+class Relay:
+    """A TCP relay to the real Valkey, wherever it listens, that can be cut and joined again."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._target = urlsplit(redis_url)
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def join(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await self._there()
+        self._writers |= {writer, there_writer}
+        await asyncio.gather(_pump(reader, there_writer), _pump(there_reader, writer))
+
+    async def _there(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._target.scheme == "unix":
+            return await asyncio.open_unix_connection(self._target.path)
+        return await asyncio.open_connection(self._target.hostname, self._target.port)
+
+    @property
+    def url(self) -> str:
+        """As the real one's, for the same database."""
+        database = parse_qs(self._target.query).get("db", [self._target.path.strip("/") or "0"])[0]
+        login, at, _ = self._target.netloc.rpartition("@")
+        return f"redis://{login}{at}127.0.0.1:{self.port}/{database}"
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+    except ConnectionError:
+        pass
+    writer.close()
+
+
+async def test_a_cut_connection_to_redis_costs_time_and_nothing_else(database: str, redis_url: str) -> None:
+    relay = Relay(redis_url)
+    await relay.join()
+    async with worker_parts(database, relay.url) as worker:
+        first, second = await worker.device(), await worker.device()
+        await worker.submit(first)
+        await worker.turn()
+        await relay.cut()
+        await worker.submit(second)
+        await worker.dispatch()
+        assert await worker.state(second) == "pending"
+        with pytest.raises(QueueUnreachable):
+            await worker.work()
+        await relay.join()
+        await worker.turn()
+        assert [(await worker.intent(device))["pushes_accepted"] for device in (first, second)] == [1, 1]
+        await relay.cut()
 
 
 async def test_a_message_that_the_queue_dropped_comes_back_by_its_deadline(worker: WorkerParts) -> None:

@@ -133,6 +133,21 @@ async def test_drift_between_counters_and_rows_is_found_and_repaired(worker: Wor
     assert worker.metrics.counter_drift._value.get() >= 1
 
 
+async def test_the_walk_raises_floors_past_acked_rows_that_are_still_there(worker: WorkerParts) -> None:
+    device = await worker.device()
+    acked = await worker.submit(device, count=5)
+    await worker.skip(120)
+    kept = await worker.submit(device)
+    await worker.ack(device, acked)
+    floor = "SELECT floor_position FROM mailbox_owners WHERE device_id = $1"
+    assert await worker.stores.postgres.fetchval(floor, device) == 0
+    assert await worker.reconciler.walk_counters(pause=0) == 0
+    first_kept = "SELECT min(position) FROM envelopes WHERE acked_at IS NULL"
+    raised = await worker.stores.postgres.fetchval(floor, device)
+    assert raised == await worker.stores.postgres.fetchval(first_kept) - 1
+    assert await worker.stores.whole_mailbox(device) == kept
+
+
 async def test_the_walk_comes_past_every_page(worker: WorkerParts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.reconciler.PAGE_MAX", 3)
     devices = [await worker.device() for _ in range(10)]
