@@ -321,6 +321,7 @@ class SimClient:
                 self.world.outcome(self, cmid, "refused")
             case SendOutcomeUnknown(cmid):
                 decision = self.world.random.choice([Resend, Forget])
+                self.world.decided.add((self.device, cmid))
                 self.world.schedule.after(5, lambda: self.step(decision(cmid)))
             case Stopped(reason):
                 self.stopped = reason
@@ -499,6 +500,7 @@ class World:
         self._synced_at: dict[DeviceId, int] = {}
         self._socket_synced: dict[SimSocket, int] = {}
         self._outcomes: dict[tuple[DeviceId, ClientMessageId], str] = {}
+        self.decided: set[tuple[DeviceId, ClientMessageId]] = set()
         self._echoes: set[MessageId] = set()
         self._events = 0
         self._vanished = 0
@@ -695,6 +697,8 @@ class World:
         """
         key = (client.device, send.cmid)
         committed_at = self._committed_at.get(key)
+        if key in self.decided:
+            return  # past a day the app may choose to risk it: its echo may have expired
         if committed_at is not None and synced_at is not None and committed_at < synced_at:
             self.fault("a send went out again that the mailbox had shown to be committed")
         self.schedule.after(0, lambda: self._note_commit(key))
