@@ -8,7 +8,7 @@ any moment.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -79,10 +79,27 @@ def _sentinel(base: str, url: str, retry: Retry) -> Redis:
     if login:
         options |= {"username": unquote(user) or None, "password": unquote(password) or None}
     sentinel: Any = Sentinel(hosts, **_OPTIONS)  # type: ignore[no-untyped-call]
-    master: Redis = sentinel.master_for(
-        service, db=int(database or 0), max_connections=CONNECTIONS_MAX, retry=retry, **options
+    master: _BehindSentinel = sentinel.master_for(
+        service,
+        redis_class=_BehindSentinel,
+        db=int(database or 0),
+        max_connections=CONNECTIONS_MAX,
+        retry=retry,
+        **options,
     )
+    master.watchers = sentinel.sentinels
     return master
+
+
+class _BehindSentinel(Redis):
+    """Closes the connections to the Sentinels with its own."""
+
+    watchers: Sequence[Redis] = ()
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        for watcher in self.watchers:
+            await watcher.aclose()
 
 
 async def subscriber_connection(redis: Redis) -> AbstractConnection:

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 import structlog
 from blake3 import blake3
 from redis.asyncio import Redis
-
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from protocol.ids import DeviceId
@@ -177,7 +176,7 @@ class WakeSubscriber:
         on_subscribed: Callable[[bytes], None],
         on_connected: Callable[[], None],
     ) -> None:
-        """The callbacks run in the loop and must not raise. `on_subscribed`: what comes on that channel is heard now."""
+        """The callbacks run in the loop and must not raise. `on_subscribed`: that channel is heard from now on."""
         self._redis = redis
         self._clock = clock
         self._on_heard = on_heard
