@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import ssl
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -105,22 +106,7 @@ class Account:
     async def _register(
         cls, http: MailboxHttp, store: LocalStore, invite: str | None, identity_public_bundle: bytes | None
     ) -> Account:
-        with store.transaction():
-            stored = store.account()
-        if stored is None:
-            instance = await http.instance()
-            seed = secrets.token_bytes(SEED_BYTES)
-            public_key = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
-            stored = StoredAccount(
-                http.url,
-                instance.instance_id,
-                IdentityId(_NOT_YET),
-                DeviceId(_NOT_YET),
-                seed,
-                identity_public_bundle or public_key,
-            )
-            with store.transaction():
-                store.save_account(stored)
+        stored = await cls._prepared(http, store, IdentityId(_NOT_YET), identity_public_bundle)
         account = cls(stored)
         if stored.device_id == _NOT_YET:
             message = register_message(stored.instance_id, stored.identity_bundle, account.device_public_key)
@@ -131,6 +117,54 @@ class Account:
             with store.transaction():
                 store.save_account(stored)
         return cls(stored)
+
+    @classmethod
+    async def join(
+        cls,
+        url: str,
+        store: LocalStore | str | Path,
+        identity: IdentityId,
+        ask: Callable[[bytes, bytes], Awaitable[DeviceId]],
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> Account:
+        """Make a key and join an identity that exists as another of its devices; keep both in the store.
+
+        `ask` brings the public key and its proof to a device of the identity, by a way of the app's own, has
+        `add_device` called there, and returns what that returned. Safe to repeat, as `register` is.
+        """
+        opened = open_store(store)
+        try:
+            async with MailboxHttp(url, tls=tls) as http:
+                stored = await cls._prepared(http, opened, identity, None)
+            account = cls(stored)
+            if stored.device_id == _NOT_YET:
+                device = await ask(account.device_public_key, account.device_proof(identity))
+                stored = stored._replace(device_id=device)
+                with opened.transaction():
+                    opened.save_account(stored)
+            return cls(stored)
+        finally:
+            if opened is not store:
+                opened.close()
+
+    @staticmethod
+    async def _prepared(
+        http: MailboxHttp, store: LocalStore, identity: IdentityId, bundle: bytes | None
+    ) -> StoredAccount:
+        """The account in the store, or one with a new key and no device id yet: durable before the key is sent."""
+        with store.transaction():
+            stored = store.account()
+        if stored is None:
+            instance = await http.instance()
+            seed = secrets.token_bytes(SEED_BYTES)
+            public_key = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+            stored = StoredAccount(
+                http.url, instance.instance_id, identity, DeviceId(_NOT_YET), seed, bundle or public_key
+            )
+            with store.transaction():
+                store.save_account(stored)
+        return stored
 
     # -- proofs
 
@@ -158,16 +192,26 @@ class Account:
     async def add_device(
         self, http: MailboxHttp, device_public_key: bytes, proof: bytes, *, replaces: DeviceId | None = None
     ) -> DeviceId:
-        """Let another device join this identity; it gives its public key and its `device_proof`."""
+        """Let another device join this identity; it gives its public key and its `device_proof`.
+
+        Safe to repeat within a day: the same key is added once.
+        """
         challenge = await self._challenge(http, "device.add")
         signature = self._key.sign(device_add_message(self.instance_id, self.device_id, challenge, device_public_key))
-        return await http.add_device(device_public_key, proof, challenge, signature, replaces=replaces)
+        return await http.add_device(
+            device_public_key,
+            proof,
+            challenge,
+            signature,
+            replaces=replaces,
+            idempotency_key=f"add.{to_text(device_public_key)}",
+        )
 
     async def revoke_device(self, http: MailboxHttp, device: DeviceId) -> None:
         """Revoke a device of this identity, this one included. It cannot be undone."""
         challenge = await self._challenge(http, "device.revoke")
         signature = self._key.sign(device_revoke_message(self.instance_id, self.device_id, challenge, device))
-        await http.revoke_device(device, challenge, signature)
+        await http.revoke_device(device, challenge, signature, idempotency_key=f"revoke.{to_text(device)}")
 
     async def _challenge(self, http: MailboxHttp, purpose: str) -> bytes:
         challenge = await http.challenge(self.device_id, purpose)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from mailbox_client import (
     LastResortKey,
     MailboxClient,
     MemoryStore,
+    NoAnswer,
     OneTimeKey,
     Reconciled,
     SendRefused,
@@ -22,6 +25,7 @@ from mailbox_client import (
     Transport,
 )
 from protocol.ids import DeviceId
+from tests.support.certificates import self_signed
 from tests.support.gateways import GatewayLab, LocalGateway
 from tests.support.waiting import eventually
 
@@ -196,6 +200,49 @@ async def test_a_drained_gateway_hands_its_clients_over_to_another(lab: GatewayL
             await gateway.stop()
             await one.send({two.device_id: b"after"})
             assert [delivery.body for delivery in await take(two, 2)] == [b"before", b"after"]
+
+
+async def test_a_second_device_joins_the_identity_and_hears_what_the_first_one_sent(
+    lab: GatewayLab, gateway: LocalGateway, sender: MailboxClient
+) -> None:
+    await lab.set_policy('{"max_active_devices_per_identity": 3}')
+    await eventually(lambda: gateway.gateway.services.policy().max_active_devices_per_identity == 3)
+    asked = 0
+
+    async def ask(public_key: bytes, proof: bytes) -> DeviceId:
+        nonlocal asked
+        asked += 1
+        return await sender.account.add_device(sender.http, public_key, proof)
+
+    store = MemoryStore()
+    account = await Account.join(url(gateway), store, sender.account.identity_id, ask)
+    assert (await Account.join(url(gateway), store, sender.account.identity_id, ask)).device_id == account.device_id
+    assert asked == 1
+    assert await ask(account.device_public_key, account.device_proof(account.identity_id)) == account.device_id
+    async with MailboxClient(url(gateway), store) as second:
+        receipt = await sender.send({second.device_id: b"my own other device"})
+        (delivery,) = await take(second, 1)
+        assert delivery.client_message_id == receipt.client_message_id
+        await delivery.confirm()
+        assert len(await second.http.devices()) == 2
+
+
+async def test_over_tls_both_doors_check_the_certificate(lab: GatewayLab, tmp_path: Path) -> None:
+    await lab.set_policy('{"registration": "open"}')
+    certificate, key = self_signed(tmp_path)
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    async with lab.gateway(tls_certificate=certificate, tls_key=key) as secure:
+        address = f"https://localhost:{secure.port}"
+        store = MemoryStore()
+        await Account.register(address, store, tls=trusting)
+        for transport in (Transport.WEBSOCKET, Transport.HTTP):
+            async with MailboxClient(address, store, settings=QUICK, tls=trusting) as client:
+                client.prefer(transport)
+                await client.send({client.device_id: b"to myself"})
+                (delivery,) = await take(client, 1)
+                await delivery.confirm()
+        with pytest.raises(NoAnswer):
+            await Account.register(address, MemoryStore())
 
 
 class Relay:
