@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any, Final, TypeVar
 
 from mailbox_client.account import Account
@@ -21,7 +22,6 @@ from mailbox_client.client_message_ids import ClientMessageIds
 from mailbox_client.engine import Engine
 from mailbox_client.engine_io import (
     Abandon,
-    AckAnswered,
     CloseSocket,
     FetchToken,
     FrameReceived,
@@ -34,29 +34,24 @@ from mailbox_client.engine_io import (
     Output,
     PostAck,
     PostSend,
-    PullAnswered,
     PutFrame,
-    RequestFailed,
-    SendAnswered,
     ServerTimeKnown,
     SocketLost,
     SocketOpened,
     Start,
     Stop,
     Tick,
-    TokenFailed,
-    TokenGiven,
     Woke,
 )
-from mailbox_client.errors import ClientError, ClientStopped, InstanceChanged, StopReason
+from mailbox_client.errors import ClientStopped, StopReason
 from mailbox_client.events import Event, Stopped
 from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
 from mailbox_client.pulse import Pulse
+from mailbox_client.http_requests import Requests
 from mailbox_client.settings import ClientSettings
 from mailbox_client.transport_http import MailboxHttp
 from mailbox_client.transport_ws import SocketAdapter
 from protocol.client_message_id import SERVER_TIME_SHIFT, CorruptHighWater, OrdinalsExhausted
-from protocol.errors import MailboxError
 
 logger = logging.getLogger("mailbox_client")
 
@@ -110,13 +105,14 @@ class Driver:
         self._on_messages = on_messages
         self._on_messages_waiting = on_messages_waiting
         self._instance = secrets.token_bytes(16)
+        self._numbers = count(1)
         self._random = secrets.SystemRandom().random
         self._thread = ThreadPoolExecutor(1, "mailbox-store") if store.blocks else None
         self._inbox: list[tuple[Input, asyncio.Future[None] | None]] = []
         self._bell = asyncio.Event()
         self._taken = Pulse()  # the inbox was taken: whoever waits for room looks again
         self._socket: SocketAdapter | None = None
-        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._requests = Requests(self.http, account, settings, self.give)
         self._closing: set[asyncio.Task[None]] = set()
         self._engine: Engine | None = None
         self._ids: ClientMessageIds | None = None
@@ -152,9 +148,9 @@ class Driver:
                 logger.warning("the client did not close in time; what it had not done is done by the next one")
             finally:
                 pump.cancel()
-        for task in [*self._requests.values(), *self._closing]:
+        for task in self._closing:
             task.cancel()
-        await asyncio.gather(*self._requests.values(), *self._closing, return_exceptions=True)
+        await asyncio.gather(*self._closing, self._requests.close(), return_exceptions=True)
         if self._socket is not None:
             await self._socket.drop()
             self._socket = None
@@ -272,8 +268,7 @@ class Driver:
 
     async def _start_again(self) -> bool:
         """After a store failure: drop everything in flight and make an engine from what the store holds."""
-        for task in self._requests.values():
-            task.cancel()
+        self._requests.abandon_all()
         if self._socket is not None:
             self._later(self._socket.drop())
             self._socket = None
@@ -292,7 +287,12 @@ class Driver:
 
     def _make_engine(self, *, after_crash: bool) -> Engine:
         return Engine(
-            self._store, self._settings, random=self._random, instance=self._instance, after_crash=after_crash
+            self._store,
+            self._settings,
+            random=self._random,
+            instance=self._instance,
+            numbers=self._numbers,
+            after_crash=after_crash,
         )
 
     async def _renew_leases(self, outputs: list[Output]) -> None:
@@ -341,18 +341,10 @@ class Driver:
                 if self._socket is not None:
                     self._later(self._socket.drop() if at_once else self._socket.close())
                     self._socket = None
-            case FetchToken(request):
-                self._start(request, self._fetch_token(request))
-            case GetPage():
-                self._start(output.request, self._get_page(output))
-            case PostSend():
-                self._start(output.request, self._post_send(output))
-            case PostAck():
-                self._start(output.request, self._post_ack(output))
+            case FetchToken() | GetPage() | PostSend() | PostAck():
+                self._requests.start(output)
             case Abandon(request):
-                task = self._requests.pop(request, None)
-                if task is not None:
-                    self._later(_cancelled(task))
+                self._requests.abandon(request)
             case ServerTimeKnown():
                 pass  # _renew_leases reads it
 
@@ -365,52 +357,3 @@ class Driver:
         task = asyncio.create_task(work)
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    def _start(self, request: int, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"mailbox-request-{request}")
-        self._requests[request] = task
-        task.add_done_callback(lambda _task: self._requests.pop(request, None))
-
-    async def _fetch_token(self, request: int) -> None:
-        try:
-            token = await self._account.fetch_token(self.http)
-        except MailboxError as error:
-            self.give(TokenFailed(request, error))
-        except InstanceChanged:
-            self.give(TokenFailed(request, stop=StopReason.NOT_KNOWN))
-        except ClientError:
-            self.give(TokenFailed(request))
-        else:
-            now = token.server_now_ms
-            self.give(TokenGiven(request, token.token, token.reauth_before - now, now))
-
-    async def _get_page(self, page: GetPage) -> None:
-        try:
-            answer = await self.http.pull_mailbox(
-                page.cursor, limit=self._settings.page_limit, wait_s=page.wait_s, until=page.until
-            )
-            self.give(PullAnswered(page.request, answer))
-        except (MailboxError, ClientError) as error:
-            self._failed(page.request, error)
-
-    async def _post_send(self, post: PostSend) -> None:
-        try:
-            answer = await self.http.send(post.send.envelopes, client_message_id=post.send.cmid, echo=post.send.echo)
-            self.give(SendAnswered(post.request, answer.duplicate, answer.results))
-        except (MailboxError, ClientError) as error:
-            self._failed(post.request, error)
-
-    async def _post_ack(self, post: PostAck) -> None:
-        try:
-            await self.http.ack(post.mids)
-            self.give(AckAnswered(post.request))
-        except (MailboxError, ClientError) as error:
-            self._failed(post.request, error)
-
-    def _failed(self, request: int, error: Exception) -> None:
-        self.give(RequestFailed(request, error if isinstance(error, MailboxError) else None))
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -8,7 +8,6 @@ thrown away and another one made from the store, as after a crash.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
 
 from mailbox_client.engine_io import (
     Abandon,
@@ -82,8 +81,9 @@ class _Walk:
 class Engine:
     """One device's client, complete but for the bytes.
 
-    `random` gives numbers from [0, 1) for jitter, `instance` is random per process (WIRE, HELLO). `after_crash` says
-    that the process before this one did not close its engine; an engine made anew within a process leaves it False.
+    `random` gives numbers from [0, 1) for jitter, `instance` is random per process (WIRE, HELLO). `numbers` rise for
+    ever and belong to the process, not to the engine: they tell requests and sockets apart, and are HELLO's `attempt`.
+    `after_crash` says that this is the first engine of its process; one made anew within a process leaves it False.
     """
 
     def __init__(
@@ -93,22 +93,23 @@ class Engine:
         *,
         random: Callable[[], float],
         instance: bytes,
+        numbers: Iterator[int],
         after_crash: bool,
     ) -> None:
         self._store = store
         self._settings = settings
         self._out: list[Output] = []
-        self._requests: Iterator[int] = count(1)
+        self._numbers = numbers
         with store.transaction():
             self._outgoing = Outgoing(store, settings, random)
-            self._incoming = Incoming(store, settings, self._requests)
+            self._incoming = Incoming(store, settings, numbers)
             if after_crash:
                 self._notify(*self._incoming.after_crash())
             # A send whose echo was seen before the process ended needs no mailbox to be settled.
             self._notify(*self._outgoing.connection_lost())
         if store.was_reset:
             self._notify(StoreWasReset())
-        self._link = Link(settings, random, self._requests, instance, self._out, self)
+        self._link = Link(settings, random, numbers, instance, self._out, self)
         self._server_base: tuple[int, int] | None = None  # server time and monotonic time of one moment
         self._caught_up = False
         self._watermark: str | None = None  # of this HTTP session
@@ -397,7 +398,7 @@ class Engine:
                 link.put(now, send)
             walk = self._walk
             if walk is not None and walk.request is None:
-                walk.request = next(self._requests)
+                walk.request = next(self._numbers)
                 link.put(now, PullMailbox(walk.request, walk.cursor, self._settings.page_limit))
         link.leave_when_done(now, busy=self._outgoing.in_flight > 0 or self._incoming.acks_in_flight > 0)
 
@@ -416,17 +417,17 @@ class Engine:
             sends, events = self._outgoing.take(now, None, 1)
             self._notify(*events)
             for send in sends:
-                request = next(self._requests)
+                request = next(self._numbers)
                 self._http_sends[request] = send.cmid
                 self._out.append(PostSend(request, send))
         walk = self._walk
         if walk is not None and walk.request is None:
-            walk.request = next(self._requests)
+            walk.request = next(self._numbers)
             self._out.append(GetPage(walk.request, walk.cursor, 0, None))
         slow = self._incoming.unconfirmed >= self._settings.unconfirmed_max
         room = not slow or not self._caught_up or self._echoes_wait
         if self._pull is None and room:
-            self._pull = next(self._requests)
+            self._pull = next(self._numbers)
             wait_s = self._settings.poll_wait_s if self._caught_up else 0
             until = None if self._caught_up else self._watermark
             self._out.append(GetPage(self._pull, self._store.cursor(), wait_s, until))

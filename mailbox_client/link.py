@@ -56,14 +56,14 @@ class Link:
         self,
         settings: ClientSettings,
         random: Callable[[], float],
-        requests: Iterator[int],
+        numbers: Iterator[int],
         instance: bytes,
         out: list[Output],
         listener: Listener,
     ) -> None:
         self._settings = settings
         self._random = random
-        self._requests = requests
+        self._numbers = numbers
         self._instance = instance
         self._out = out
         self._listener = listener
@@ -353,7 +353,7 @@ class Link:
             self.transport = Transport.WEBSOCKET
             self.welcome = None
             self._pong_due = None
-            self.socket += 1
+            self.socket = next(self._numbers)
             self._due = now + self._settings.open_ms
             self._out.append(OpenSocket(self.socket))
 
@@ -376,7 +376,7 @@ class Link:
 
     def _fetch_token(self, _now: int) -> None:
         self._reauth_at = None
-        self._token_request = next(self._requests)
+        self._token_request = next(self._numbers)
         self._out.append(FetchToken(self._token_request))
 
     def _plan_reauth(self, now: int, reauth_in_ms: int) -> None:

@@ -114,7 +114,7 @@ def with_parts(outgoing: type[Outgoing] = Outgoing, incoming: type[Incoming] = I
         engine = Engine(store, settings, **how)
         with MemoryStore.transaction(store):
             engine._outgoing = outgoing(store, settings, how["random"])
-            engine._incoming = incoming(store, settings, engine._requests)
+            engine._incoming = incoming(store, settings, engine._numbers)
             engine._outgoing.connection_lost()
         return engine
 

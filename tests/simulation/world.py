@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from random import Random
 from typing import Final
 
@@ -113,12 +114,13 @@ class SimClient:
         self._socket: SimSocket | None = None
         self._requests: set[int] = set()
         self._tick_at: int | None = None
-        self._wants_lease_since = 0
+        self._numbers: Iterator[int] = count(1)
 
     # -- processes
 
     def start(self) -> None:
         self._process += 1
+        self._numbers = count(1)
         self.in_hand.clear()
         self.stopped = None
         self._requests.clear()
@@ -142,7 +144,12 @@ class SimClient:
 
     def _make(self, *, after_crash: bool) -> Engine:
         return self.world.make_engine(
-            self.store, SETTINGS, random=self.world.random.random, instance=self._instance(), after_crash=after_crash
+            self.store,
+            SETTINGS,
+            random=self.world.random.random,
+            instance=self._instance(),
+            numbers=self._numbers,
+            after_crash=after_crash,
         )
 
     def _instance(self) -> bytes:

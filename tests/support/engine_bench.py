@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import TypeVar
 
 from mailbox_client.engine import Engine
@@ -67,17 +68,29 @@ class EngineBench:
         self.server_ahead = NOW_MS - self.now
         self.outputs: list[Output] = []
         self._random = random
+        self._numbers = count(1)
         self.engine = self._make(after_crash=True)
 
     def _make(self, *, after_crash: bool) -> Engine:
         return Engine(
-            self.store, self.settings, random=lambda: self._random, instance=b"i" * 16, after_crash=after_crash
+            self.store,
+            self.settings,
+            random=lambda: self._random,
+            instance=b"i" * 16,
+            numbers=self._numbers,
+            after_crash=after_crash,
         )
 
     def crash(self) -> None:
         """The process ends without a word and another one starts."""
         self.outputs.clear()
+        self._numbers = count(1)
         self.engine = self._make(after_crash=True)
+
+    def lose_engine(self) -> None:
+        """The store failed: an engine is made anew in the same process."""
+        self.outputs.clear()
+        self.engine = self._make(after_crash=False)
 
     @property
     def server_now(self) -> int:

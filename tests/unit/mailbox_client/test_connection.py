@@ -62,6 +62,17 @@ def test_hello_carries_the_durable_cursor_and_a_rising_attempt_of_this_process()
     assert second.attempt > first.attempt
 
 
+def test_an_engine_made_anew_in_its_process_goes_on_with_higher_numbers() -> None:
+    bench = EngineBench()
+    bench.live()
+    (before,) = bench.frames(Hello)
+    bench.lose_engine()
+    bench.live()
+    (after,) = bench.frames(Hello)
+    assert after.instance == before.instance
+    assert (after.attempt or 0) > (before.attempt or 0), "else the server takes it for the older one"
+
+
 def test_a_socket_that_does_not_open_in_time_is_given_up() -> None:
     bench = EngineBench()
     bench.give(Start())

@@ -257,6 +257,18 @@ def test_a_message_that_crashed_the_app_three_times_is_put_aside() -> None:
         assert bench.store.message_state(mid(1)) is MessageState.DEFERRED
 
 
+def test_an_engine_made_anew_in_its_process_leaves_the_app_what_it_has_in_hand() -> None:
+    bench = EngineBench()
+    bench.live()
+    bench.push(entry(1))
+    (message,) = bench.hand_over()
+    bench.lose_engine()
+    assert bench.hand_over() == []
+    bench.confirm(message)
+    bench.live()
+    assert bench.answer_acks() == [mid(1)]
+
+
 def test_after_a_crash_suspects_are_handed_over_one_by_one() -> None:
     bench = EngineBench()
     bench.live()
