@@ -64,11 +64,11 @@ $$;
 CREATE FUNCTION submit_batch_v1(
     m_device uuid[],             -- distinct mailboxes, sorted: the lock order; the rest points into it by ordinal
     a_device uuid[],             -- distinct acting devices
-    -- Requests, in the order in which they take effect.
+    -- Requests, in the order in which they take effect. An array in which every value would be 0, false or null may be
+    -- empty: each element costs the caller and the server more than it looks.
     r_actor integer[],           -- ordinal in a_device
     r_operation smallint[], r_scope uuid[], r_key uuid[], r_fingerprint uuid[],
     r_old_scope uuid[], r_old_key uuid[], r_old_fingerprint uuid[],  -- under the old secret while it rotates, else empty
-    r_key_ttl_s integer[],
     r_previous_key integer[],    -- the nearest earlier request here with the same key, or 0
     r_previous_session integer[],-- the nearest earlier request here from the same session, or 0
     r_first integer[], r_count integer[],                            -- its slice of the envelopes
@@ -79,7 +79,9 @@ CREATE FUNCTION submit_batch_v1(
     e_request integer[], e_mailbox integer[], e_mid uuid[], e_pv integer[], e_ttl_s integer[], e_pad smallint[], e_body bytea[],
     e_refused smallint[],        -- the code of a refusal that needs no state, or 0
     e_previous_mid integer[],    -- the nearest earlier envelope here with the same mailbox and mid, or 0
-    secret_key_id smallint, entries_max bigint, bytes_max bigint, echoes_max bigint, echo_ttl_s integer,
+    secret_key_id smallint,
+    send_ttl_s integer, key_ttl_s integer,  -- how long operation 1 (by cmid) and the others are remembered
+    entries_max bigint, bytes_max bigint, echoes_max bigint, echo_ttl_s integer,
     wait boolean,                -- false: a mailbox that another transaction holds defers its requests
     careful boolean,             -- false: take it that nothing here repeats; what turns out otherwise raises MB001 or 23505
     OUT now_ms bigint,
@@ -328,7 +330,7 @@ BEGIN
         fresh := 0;
         FOR i IN first .. last LOOP
             m := e_mailbox[i];
-            code := e_refused[i];
+            code := coalesce(e_refused[i], 0);
             IF m_state[m] <> ACTIVE THEN
                 code := UNKNOWN_RECIPIENT;
             ELSIF code = 0 OR code > CONFLICT THEN
@@ -425,10 +427,11 @@ BEGIN
     IF true = ANY (r_new) THEN
         INSERT INTO idempotency_records AS x (actor_scope_hash, idempotency_key_hash, operation, response_status,
                secret_key_id, created_at, expires_at, request_fingerprint, response_instants)
-        SELECT k.scope, k.key, k.operation, 201, secret_key_id, at_now, at_now + k.ttl_s * interval '1 second', k.fingerprint,
+        SELECT k.scope, k.key, k.operation, 201, secret_key_id, at_now,
+               at_now + CASE k.operation WHEN 1 THEN send_ttl_s ELSE key_ttl_s END * interval '1 second', k.fingerprint,
                e_accepted_ms[k.first : k.first + k.count - 1] || e_expires_ms[k.first : k.first + k.count - 1]
-          FROM unnest(r_new, r_scope, r_key, r_operation, r_key_ttl_s, r_fingerprint, r_first, r_count)
-               AS k(new, scope, key, operation, ttl_s, fingerprint, first, count)
+          FROM unnest(r_new, r_scope, r_key, r_operation, r_fingerprint, r_first, r_count)
+               AS k(new, scope, key, operation, fingerprint, first, count)
          WHERE k.new
          ORDER BY k.scope, k.key, k.operation
         ON CONFLICT (actor_scope_hash, idempotency_key_hash, operation) DO UPDATE

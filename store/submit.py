@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import asyncpg
 import structlog
@@ -24,7 +24,7 @@ from store.policy_rules import Policy
 from store.postgres import Lane, LaneFault, Postgres
 from store.records import SubmitRequest, Submitted
 from store.sql_files import load_sql
-from store.submit_columns import answers_of, columns_of, keys_of
+from store.submit_columns import Columns, answers_of, columns_of, keys_of
 
 ENTRIES_MAX: Final = 256  # envelopes in one batch; a commit costs about the same for one as for all of them
 BYTES_MAX: Final = 8 * 1024 * 1024
@@ -159,22 +159,20 @@ class SubmitStore:
                 hook()
         return answers_of(requests, columns, rows[0], lane.epoch)
 
-    async def _call_as_fits(
-        self, lane: Lane, make: Callable[..., tuple[Any, ...]]
-    ) -> tuple[tuple[Any, ...], list[asyncpg.Record]]:
+    async def _call_as_fits(self, lane: Lane, make: Callable[..., Columns]) -> tuple[Columns, list[asyncpg.Record]]:
         """Most batches hold no repeat and no refusal: then the unique keys alone tell, without a look-up each."""
         if self._careful:
             self._careful -= 1
         else:
             columns = make(careful=False)
             try:
-                return columns, await lane.call(self._sql, *columns)
+                return columns, await lane.call(self._sql, *columns.arguments)
             except LaneFault as failure:
                 if failure.fault not in (Fault.CAREFUL, Fault.DATA):
                     raise
                 self._careful = CAREFUL_BATCHES
         columns = make(careful=True)
-        return columns, await lane.call(self._sql, *columns)
+        return columns, await lane.call(self._sql, *columns.arguments)
 
     async def _after_fault(
         self, lane: Lane, batch: Sequence[Item], failure: LaneFault, *, wait: bool

@@ -15,7 +15,7 @@ from protocol.fingerprint import (
     submit_fingerprint,
 )
 from protocol.frames import Entry, SendResult
-from protocol.ids import ZERO_ID, DeviceId
+from protocol.ids import ZERO_ID, DeviceId, MessageId
 from protocol.limits import ECHO_BACKLOG_MAX, ECHO_TTL_S
 from store.policy_rules import Policy
 from store.records import StoredEntry, SubmitRequest, Submitted
@@ -60,6 +60,14 @@ class Keys(NamedTuple):
     fingerprint: bytes
 
 
+class Columns(NamedTuple):
+    """The arguments of one call, and what of them its answer points into."""
+
+    arguments: tuple[Any, ...]
+    devices: list[DeviceId]
+    echo_mids: list[MessageId]  # by request; all zero where there is no echo
+
+
 class Row(Protocol):
     """One row of submit_batch_v1, by column name."""
 
@@ -83,8 +91,8 @@ def columns_of(
     *,
     wait: bool,
     careful: bool,
-) -> tuple[Any, ...]:
-    """The arguments of submit_batch_v1 for these requests, in this order."""
+) -> Columns:
+    """The call of submit_batch_v1 for these requests, in this order."""
     devices = sorted(
         {envelope.to for request in requests for envelope in request.envelopes}
         | {request.actor for request in requests if request.echo}
@@ -95,9 +103,9 @@ def columns_of(
     last_session: dict[int, int] = {}
     last_mid: dict[tuple[int, bytes], int] = {}
     rule = Rule(policy, lambda device, cmid: echo_mid(secret.key, device, cmid))
-    r_actor, r_operation, r_key_ttl, r_previous_key, r_previous_session = [], [], [], [], []
+    r_actor, r_operation, r_previous_key, r_previous_session = [], [], [], []
     r_first, r_count, r_rate_refused, r_echo_mailbox, r_cmid = [], [], [], [], []
-    r_echo_mid: list[bytes] = []
+    r_echo_mid: list[MessageId] = []
     e_request, e_mailbox, e_pv, e_ttl, e_pad, e_body, e_refused, e_previous = [], [], [], [], [], [], [], []
     e_mid: list[bytes] = []
     for r, (request, key) in enumerate(zip(requests, keys, strict=True), 1):
@@ -105,7 +113,6 @@ def columns_of(
         identity = (key.scope, key.key, operation)
         r_actor.append(actors.setdefault(request.actor, len(actors) + 1))
         r_operation.append(operation)
-        r_key_ttl.append(policy.client_dedup_ttl_s if request.operation == SEND else policy.idempotency_ttl_s)
         r_previous_key.append(last_key.get(identity, 0))
         r_previous_session.append(last_session.get(request.session, 0))
         last_key[identity] = last_session[request.session] = r
@@ -117,7 +124,7 @@ def columns_of(
             r_echo_mid.append(echo_mid(secret.key, request.actor, request.cmid))
         else:
             r_echo_mailbox.append(0)
-            r_echo_mid.append(ZERO_ID)
+            r_echo_mid.append(MessageId(ZERO_ID))
         r_cmid.append(request.cmid)
         for index, envelope in enumerate(request.envelopes):
             mailbox = ordinal[envelope.to]
@@ -136,7 +143,7 @@ def columns_of(
             e_refused.append(refused)
             e_previous.append(last_mid.get((mailbox, envelope.mid), 0))
             last_mid[mailbox, envelope.mid] = len(e_mid)
-    return (
+    arguments = (
         devices,
         list(actors),
         r_actor,
@@ -147,25 +154,26 @@ def columns_of(
         [key.scope for key in old_keys],
         [key.key for key in old_keys],
         [key.fingerprint for key in old_keys],
-        r_key_ttl,
-        r_previous_key,
-        r_previous_session,
+        _unless_empty(r_previous_key),
+        _unless_empty(r_previous_session),
         r_first,
         r_count,
-        r_rate_refused,
-        r_echo_mailbox,
-        r_echo_mid,
+        _unless_empty(r_rate_refused),
+        _unless_empty(r_echo_mailbox),
+        r_echo_mid if any(r_echo_mailbox) else [],
         r_cmid,
         e_request,
         e_mailbox,
         e_mid,
         e_pv,
         e_ttl,
-        e_pad,
+        e_pad if any(pad is not None for pad in e_pad) else [],
         e_body,
-        e_refused,
-        e_previous,
+        _unless_empty(e_refused),
+        _unless_empty(e_previous),
         secret.key_id,
+        policy.client_dedup_ttl_s,
+        policy.idempotency_ttl_s,
         policy.pending_entries_max,
         policy.pending_bytes_max,
         ECHO_BACKLOG_MAX,
@@ -173,13 +181,19 @@ def columns_of(
         wait,
         careful,
     )
+    return Columns(arguments, devices, r_echo_mid)
+
+
+def _unless_empty(values: list[Any]) -> list[Any]:
+    """The values, or none at all where all are 0 or false: the function reads what is left out as that."""
+    return values if any(values) else []
 
 
 def answers_of(
-    requests: Sequence[SubmitRequest], columns: tuple[Any, ...], row: Row, epoch: bytes
+    requests: Sequence[SubmitRequest], columns: Columns, row: Row, epoch: bytes
 ) -> list[Submitted | MailboxError | None]:
     """One answer a request, in order; None for a deferred one."""
-    devices, echo_mids = columns[0], columns[17]
+    devices, echo_mids = columns.devices, columns.echo_mids
     codes, duplicates = row["r_code"], row["r_duplicate"]
     echo_positions, echo_previous = row["r_echo_position"], row["r_echo_previous"]
     e_codes, positions, previous, own = row["e_code"], row["e_position"], row["e_previous"], row["e_own"]

@@ -5,12 +5,10 @@
 SELECT r_code FROM submit_batch_v1(
     ARRAY[(SELECT device_id FROM bench_devices WHERE n = :recipient)],
     ARRAY[(SELECT device_id FROM bench_devices WHERE n = :actor)],
-    -- the request: actor, operation, scope, key, fingerprint; nothing under an old secret; windows and its envelope
+    -- the request: actor, operation, scope, key, fingerprint; nothing under an old secret; repeats nothing; its envelope
     ARRAY[1], ARRAY[1]::smallint[], ARRAY[gen_random_uuid()], ARRAY[gen_random_uuid()], ARRAY[gen_random_uuid()],
-    '{}', '{}', '{}',
-    ARRAY[7200], ARRAY[0], ARRAY[0], ARRAY[1], ARRAY[1], ARRAY[false], ARRAY[0],
-    ARRAY[gen_random_uuid()], ARRAY[gen_random_uuid()],
-    -- the envelope: request, mailbox, mid, version, lifetime, padding class, 1,024 bytes
-    ARRAY[1], ARRAY[1], ARRAY[gen_random_uuid()], ARRAY[1], ARRAY[604800], ARRAY[NULL]::smallint[],
-    ARRAY[convert_to(repeat(md5('envelope'), 32), 'UTF8')], ARRAY[0]::smallint[], ARRAY[0],
-    1::smallint, 1000000, 4294967296, 4096, 172800, true);
+    '{}', '{}', '{}', '{}', '{}', ARRAY[1], ARRAY[1], '{}', '{}', '{}', ARRAY[gen_random_uuid()],
+    -- the envelope: request, mailbox, mid, version, lifetime, no padding class, 1,024 bytes, not refused, no repeat
+    ARRAY[1], ARRAY[1], ARRAY[gen_random_uuid()], ARRAY[1], ARRAY[604800], '{}',
+    ARRAY[convert_to(repeat(md5('envelope'), 32), 'UTF8')], '{}', '{}',
+    1::smallint, 7200, 86400, 1000000, 4294967296, 4096, 172800, true, false);

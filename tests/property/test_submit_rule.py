@@ -120,13 +120,13 @@ class World:
         wait = self.rng.random() < 0.5
         try:  # as store/submit.py does: without a look at first
             columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait, careful=False)
-            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns)
+            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns.arguments)
             self.seen.add("without a look")
         except asyncpg.PostgresError as error:
             if classify(error) not in (Fault.CAREFUL, Fault.DATA):
                 raise
             columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait, careful=True)
-            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns)
+            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns.arguments)
         answers = answers_of(requests, columns, row, bytes(8))
         for request, answer, verdict in zip(
             requests, answers, self.rule.fold(self.state, requests, self.now_us), strict=True
