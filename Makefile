@@ -59,6 +59,11 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11
 clean:
 	rm -rf .venv .venv.lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
+# Scripts in .venv hold its path, so a clone that was moved needs a new one, as does one whose making was interrupted.
+ifneq ($(file <.venv/.place),$(CURDIR))
+.PHONY: .venv/.installed .venv/.installed-dev
+endif
+
 # The development lock holds the running one: whoever has it needs no second installation.
 .venv/.installed: requirements.lock pyproject.toml
 	$(call install,requirements.lock)
@@ -77,7 +82,9 @@ define install
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	@exec 9>.venv.lock && flock 9 && set -e; \
-	  test -x $(BIN)/python || $(PYTHON) -m venv .venv; \
+	  if ! test "$$(cat .venv/.place 2>/dev/null)" = "$(CURDIR)"; then \
+	    rm -rf .venv; $(PYTHON) -m venv .venv; printf %s "$(CURDIR)" >.venv/.place; \
+	  fi; \
 	  echo "installing $(1) into .venv"; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r $(1); \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -e .
