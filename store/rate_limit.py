@@ -22,6 +22,7 @@ ADDRESSES_MAX: Final = 50_000
 PAIRS_MAX: Final = 100_000
 PAIR_UNIT_BYTES: Final = 16 * 1024
 HOUR_S: Final = 3_600
+FORGET_S: Final = 3_600.0  # nobody's address is remembered for longer than this after its last request
 
 
 class SubmitRates(NamedTuple):
@@ -62,6 +63,18 @@ class RateLimiter:
         }
         self._pairs: BucketTable[bytes] = BucketTable(PAIRS_MAX)
         self._exempt: dict[str, bool] = {}
+        self._exempt_since = clock.monotonic()
+        if shared is not None:
+            shared.each_turn.append(self.forget_idle)
+
+    def forget_idle(self) -> None:
+        """Forget whom nothing was heard of for an hour: by then every hourly allowance is full again."""
+        now = self._clock.monotonic()
+        for table in (*self._tables.values(), self._pairs):
+            table.forget_idle(now - FORGET_S)
+        if now - self._exempt_since > FORGET_S:
+            self._exempt.clear()
+            self._exempt_since = now
 
     def submit(self, device: DeviceId, address: str, envelopes: Sequence[SendEnvelope]) -> SubmitRates:
         """Count one SEND of `device` from `address` (as `client_address` gives it)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
@@ -70,6 +70,7 @@ class SharedRates:
         self._waiting: deque[_Asked] = deque()
         self._away_until = 0.0
         self._was_away = False
+        self.each_turn: list[Callable[[], None]] = []  # what has to be done every second or so, beside this
 
     def touch(self, kind: str, name: bytes, bucket: Bucket, rate: float, burst: float) -> None:
         """Remember that `bucket` has something to tell. No await, no I/O."""
@@ -97,6 +98,8 @@ class SharedRates:
         while True:
             await self._doorbell.wait(at_most_seconds=SETTLE_SECONDS)
             progress()
+            for act in self.each_turn:
+                act()
             await self._answer_waiting()
             now = self._clock.monotonic()
             if now < self._away_until:

@@ -58,3 +58,11 @@ class BucketTable(Generic[Name]):
             self._buckets.popitem(last=False)
         bucket = self._buckets[name] = Bucket(burst, now)
         return bucket
+
+    def forget_idle(self, before: float) -> None:
+        """Drop every bucket that was last used before that moment."""
+        while self._buckets:
+            name, bucket = next(iter(self._buckets.items()))
+            if bucket.at >= before:
+                return
+            del self._buckets[name]

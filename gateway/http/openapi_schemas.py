@@ -61,7 +61,12 @@ _INT64: Final = integer(-(2**63), 2**63 - 1)
 _CURSOR: Final = text(1, limits.CURSOR_CHARS_MAX, description="opaque; sealed anew in every answer")
 _PAD: Final = integer(0, limits.PAD_MAX, description="the body is exactly 256 * 2^pad bytes")
 _BODY_BYTES_MAX: Final = BOUNDS["envelope_bytes_max"].high
-_URL: Final = {"type": "string", "pattern": r"^https?://[!-~]+$", "maxLength": PUSH_TEXT_CHARS_MAX}
+_URL: Final = {
+    "type": "string",
+    "pattern": r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,4})?(/[!-~]*)?$",
+    "maxLength": PUSH_TEXT_CHARS_MAX,
+    "description": "absolute, without a user name; addresses are judged when pushing",
+}
 _ID: Final = {
     **binary(limits.PUBLIC_KEY_BYTES // 2),
     "not": {"const": "A" * 22},

@@ -316,7 +316,7 @@ async def test_a_retry_time_is_a_header_in_whole_seconds(door: Door, monkeypatch
 async def test_the_websockets_path_without_an_upgrade_is_426(door: Door) -> None:
     reply = await door.call("GET", "/v1/ws")
     assert (reply.status, reply.headers["Upgrade"]) == (426, "websocket")
-    assert (await door.call("POST", "/v1/ws")).status == 404
+    assert (await door.call("POST", "/v1/ws")).status == 405
 
 
 async def test_metrics_are_on_the_operations_port_alone_and_health_on_both(door: Door) -> None:

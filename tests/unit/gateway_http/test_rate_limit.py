@@ -47,6 +47,20 @@ def test_a_table_forgets_the_least_recently_used() -> None:
     assert table.of(b"1", 5, 0.0) is first
 
 
+def test_whom_nothing_was_heard_of_for_an_hour_is_forgotten() -> None:
+    limits = Limits(Policy())
+    limits.submit(ALICE, "192.0.2.1", envelopes(BOB))
+    limits.clock.move(1_800)
+    limits.submit(ALICE, "192.0.2.2", envelopes(CAROL))
+    limits.clock.move(1_801)
+    limits.forget_idle()
+    assert [len(limits._tables[kind]) for kind in ("submit-device", "submit-address")] == [1, 1]
+    assert len(limits._pairs) == 1
+    limits.clock.move(3_600)
+    limits.forget_idle()
+    assert sum(map(len, limits._tables.values())) + len(limits._pairs) == 0
+
+
 def test_a_send_to_64_recipients_fits_into_the_smallest_burst() -> None:
     limits = Limits(replace(GENEROUS, submit_rate_per_device=1, submit_burst_per_device=64))
     recipients = [DeviceId(bytes([n + 1] * 16)) for n in range(64)]
