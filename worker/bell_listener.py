@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 import structlog
@@ -54,15 +53,14 @@ class BellListener:
         await connection.send_command("SUBSCRIBE", self._channel)
         asked = False
         while True:
-            try:
-                async with asyncio.timeout(ANSWER_SECONDS_MAX if asked else QUIET_SECONDS_MAX):
-                    await connection.read_response(timeout=None, disconnect_on_error=False)
-            except TimeoutError:
+            # None at the end of that time. Left to the shorter one of the socket, silence would end the subscription.
+            heard = await connection.read_response(timeout=ANSWER_SECONDS_MAX if asked else QUIET_SECONDS_MAX)
+            progress()
+            if heard is None:
                 if asked:
-                    raise
+                    raise TimeoutError
                 await connection.send_command("PING", check_health=False)
                 asked = True
                 continue
             asked = False
-            progress()
             self._bell.ring()
