@@ -84,7 +84,9 @@ class HttpServer(web.Server):
 
     async def _handle(self, exchange: Exchange) -> web.Response:
         request = exchange.request
-        if self._upgrade is not None and request.path == WEBSOCKET_PATH and request.method == hdrs.METH_GET:
+        if self._upgrade is not None and request.path == WEBSOCKET_PATH:
+            if request.method != hdrs.METH_GET:
+                raise MethodNotAllowed([hdrs.METH_GET])
             return _upgrade_required(exchange)
         route, exchange.path_ids = self._router.find(request.method, request.path)
         exchange.route = route.path

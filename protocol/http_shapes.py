@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 from protocol.frames import SendEnvelope
 from protocol.http_values import Fields, bad_request
@@ -269,11 +270,20 @@ def push_route(fields: Fields) -> PushRoute:
 
 def _url(fields: Fields, name: str) -> str:
     url = fields.text(name, 1, PUSH_TEXT_CHARS_MAX)
-    scheme, separator, rest = url.partition("://")
     visible = all("\x21" <= char <= "\x7e" for char in url)
-    if not separator or scheme.lower() not in ("https", "http") or not rest.strip("/") or not visible:
-        raise bad_request(f"{name} is an absolute http or https URL")
+    if not visible or not _names_a_server(url):
+        raise bad_request(f"{name} is an absolute http or https URL, without a user name")
     return url
+
+
+def _names_a_server(url: str) -> bool:
+    """Whether a push can be tried at all: who pushes reads the host and the port in the same way."""
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port  # reading the port judges it
+    except ValueError:
+        return False
+    return parts.scheme in ("https", "http") and bool(host) and "@" not in parts.netloc
 
 
 def _encoded(fields: Fields, name: str, size: int) -> str:
