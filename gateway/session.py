@@ -185,8 +185,10 @@ class DeviceSession:
         state = self.state
         if state.phase is Phase.CLOSED:
             return again
-        if connection.heard_at > state.heard_at:
-            state.heard_at = connection.heard_at
+        # What is not read because of us tells nothing of the client: on a slow link it may wait behind a large batch.
+        heard_at = now if connection.reading_paused else connection.heard_at
+        if heard_at > state.heard_at:
+            state.heard_at = heard_at
         while (due := state.due(now)) is not None:
             self._act(due)
             if due.kind is DueKind.CLOSE:

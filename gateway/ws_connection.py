@@ -371,6 +371,11 @@ class WsConnection(asyncio.Protocol):
         transport.resume_reading()
 
     @property
+    def reading_paused(self) -> bool:
+        """True while nothing is read from the client, for reasons of ours."""
+        return self._paused
+
+    @property
     def held_back(self) -> bool:
         """True while messages wait for the session to take more."""
         return self._inbox is not None
