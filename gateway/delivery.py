@@ -55,6 +55,8 @@ class Delivery:
         self._tally = metrics.tally
         self._here: dict[DeviceSession, list[StoredEntry]] = {}
         self._elsewhere: dict[DeviceId, int] = {}
+        self._filling_told: set[DeviceId] = set()  # in this minute
+        self._filling_until = 0.0
         self._retry: dict[DeviceSession, None] = {}
         self._blocked: dict[DeviceSession, int] = {}  # waits for window; when its next slot frees by expiry, in ms
 
@@ -77,7 +79,9 @@ class Delivery:
                 else:
                     entries.append(entry)
         for device in submitted.filling:
-            self.tell(device, "mailbox_filling")
+            if device not in self._filling_told:
+                self._filling_told.add(device)
+                self.tell(device, "mailbox_filling")
 
     def committed(self) -> None:
         """The batch's callers were told: push to the sessions here, let everything out, ring the other gateways."""
@@ -214,6 +218,10 @@ class Delivery:
 
     def tick(self) -> None:
         """Once a second: repeat failed reads, free the slots of what expired in blocked windows."""
+        now = self._outbox.now()
+        if now >= self._filling_until:
+            self._filling_told.clear()
+            self._filling_until = now + TELL_AGAIN_S
         retry, self._retry = self._retry, {}
         for session in retry:
             self.pump(session)

@@ -25,6 +25,7 @@ from protocol.limits import SLOW_CONSUMER_S
 WRITE_HIGH_BYTES: Final = 64 * 1024  # nothing is read from the mailbox, nor from the client, above this
 WRITE_LOW_BYTES: Final = 16 * 1024
 CLOSING_S: Final = 5.0  # how long the closing handshake may take
+CLOSING_MESSAGE_BYTES_MAX: Final = 16 * 1024
 STALL_CHECK_S: Final = 5.0
 
 _EMPTY_PING: Final = b"\x89\x00"
@@ -174,6 +175,8 @@ class WsConnection(asyncio.Protocol):
         if not self.is_open:
             return
         library = self._engage()
+        # From here on nothing that comes is kept: what is larger than this ends in the library's dropping everything.
+        library.max_message_size = CLOSING_MESSAGE_BYTES_MAX
         library.send_close(code, reason)
         partial = self._partial
         self._begin_closing()
@@ -238,9 +241,7 @@ class WsConnection(asyncio.Protocol):
         transport = self.transport
         if transport is None:
             return
-        data = b"".join(out)
-        self._written += len(data)
-        transport.write(data)
+        self._write(transport, b"".join(out))
         if not self._stalled_since and self.session is not None:
             # From here on somebody looks whether the client takes it, until there is nothing left to take.
             self._stalled_since = self._outbox.now()
@@ -250,8 +251,15 @@ class WsConnection(asyncio.Protocol):
     def _raw(self, data: bytes) -> None:
         self.flush()
         if self.transport is not None:
-            self._written += len(data)
-            self.transport.write(data)
+            self._write(self.transport, data)
+
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Never raises: whoever flushes many connections must not be stopped by one that is breaking."""
+        self._written += len(data)
+        try:
+            transport.write(data)
+        except (RuntimeError, OSError):  # closed, and connection_lost is still on its way
+            transport.abort()
 
     @property
     def has_room(self) -> bool:
@@ -351,14 +359,15 @@ class WsConnection(asyncio.Protocol):
         self._resume()
 
     def _pause(self) -> None:
-        if not self._paused and self.transport is not None:
+        transport = self.transport
+        if not self._paused and transport is not None and not transport.is_closing():
             self._paused = True
-            self.transport.pause_reading()
+            transport.pause_reading()
 
     def _resume(self) -> None:
         """Read again, unless there is another reason not to."""
         transport = self.transport
-        if not self._paused or transport is None:
+        if not self._paused or transport is None or transport.is_closing():
             return
         if not self._closing_until:
             if self._inbox is not None or transport.get_write_buffer_size() >= WRITE_HIGH_BYTES:
@@ -462,8 +471,7 @@ class WsConnection(asyncio.Protocol):
             if transport is None:
                 return
             if data:
-                self._written += len(data)
-                transport.write(data)
+                self._write(transport, data)
             elif library.close_rcvd is not None:
                 transport.close()  # both sides have closed
             elif transport.can_write_eof():

@@ -95,9 +95,11 @@ class WsDoor:
     def session_ended(self, session: DeviceSession) -> None:
         """Nothing comes in from it any more, and nothing is pushed to it; its close frame may still be on its way."""
         self.delivery.forget(session)
+        state = session.state
         if self._registry.remove(session) and session.device is not None:
-            unfinished = bool(session.state.unacked_entries) or not session.state.at_head
+            unfinished = bool(state.unacked_entries) or not state.at_head
             self._sessions.close(CloseRequest(session.device, session.session_epoch, unfinished))
+        state.release(state.unacked_ids())  # the wheel may remember the session for a while, not its window
         if session.channel:
             self._listener.forget(session.channel)
         self.schedule(session, self.now() + TICK_S)

@@ -185,6 +185,7 @@ class WakeSubscriber:
         self._wanted: dict[bytes, int] = {}
         self._asked: dict[bytes, bool] = {}  # changes that were not sent yet
         self._heard_channels: set[bytes] = set()
+        self._unconfirmed: set[bytes] = set()  # of those that were wanted when the connection was made
         self._doorbell = Doorbell()
         self._connection: Any = None
         self.restarts = 0
@@ -229,7 +230,6 @@ class WakeSubscriber:
                 connection = await subscriber_connection(self._redis)
                 await self._subscribe_all(connection)
                 self._connection = connection
-                self._on_connected()
                 pause, down = RECONNECT_FIRST_S, False
                 await self._hear(connection, progress)
             except REDIS_TROUBLE as error:
@@ -248,6 +248,7 @@ class WakeSubscriber:
     async def _subscribe_all(self, connection: Any) -> None:
         self._asked.clear()
         channels = list(self._wanted)
+        self._unconfirmed = set(channels)
         for first in range(0, len(channels), SUBSCRIBE_MAX):
             await connection.send_command("SUBSCRIBE", *channels[first : first + SUBSCRIBE_MAX])
 
@@ -291,6 +292,10 @@ class WakeSubscriber:
             elif kind == b"subscribe":
                 self._heard_channels.add(channel)
                 self._on_subscribed(channel)
+                if self._unconfirmed:
+                    self._unconfirmed.discard(channel)
+                    if not self._unconfirmed:
+                        self._on_connected()  # from here on nothing is missed; before, something may have been
             elif kind == b"unsubscribe":
                 self._heard_channels.discard(channel)
             turns += 1

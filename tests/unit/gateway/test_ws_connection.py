@@ -60,6 +60,9 @@ class HeldTransport(asyncio.Transport):
     def close(self) -> None:
         self.closing = True
 
+    def is_closing(self) -> bool:
+        return self.closing or self.aborted
+
     def abort(self) -> None:
         self.aborted = True
 
