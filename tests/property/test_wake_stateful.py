@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ T = TypeVar("T")
 RULES = WakeRules(pushes_max=2)
 POLICY = Policy(acked_cleanup_s=600)
 DEVICES = 2
+REAL_SECONDS = 20
 EVERYTHING = (
     "TRUNCATE mailboxes, mailbox_owners, envelopes, ack_batches, outbox_events, push_routes, idempotency_records"
 )
@@ -54,6 +56,15 @@ SELECT count(*) FROM mailboxes b
  WHERE b.wake_open <> EXISTS (SELECT FROM outbox_events x WHERE x.aggregate_ref = b.device_id
                                  AND x.state IN ('pending', 'published', 'retry_wait'))
 """
+
+
+@dataclass
+class ModelEntry:
+    """An entry as the model knows it; `ends` in seconds of skipped time."""
+
+    mid: MessageId
+    ends: float
+    acked: bool = False
 
 
 class Worlds:
@@ -76,7 +87,8 @@ class Wakes(RuleBasedStateMachine):
         self.queue: list[Publication] = []
         self.begun: list[Job] = []
         self.pushing: list[tuple[Job, datetime]] = []
-        self.mids: list[list[MessageId]] = [[] for _ in range(DEVICES)]
+        self.entries: list[list[ModelEntry]] = [[] for _ in range(DEVICES)]
+        self.skipped = 0.0
         self.pushed = [0] * DEVICES
         self.route: list[bytes | None] = [None] * DEVICES
         self.run(self._empty())
@@ -103,13 +115,16 @@ class Wakes(RuleBasedStateMachine):
         envelopes = [an_envelope(self.devices[number])._replace(ttl_s=60 if short else None) for _ in range(count)]
         actor = self.devices[1 - number] if echo else self.sender
         self.run(self.worker.stores.submit.submit(a_send(actor, *envelopes, echo=echo)))
-        self.mids[number] += [envelope.mid for envelope in envelopes]
+        ends = self.skipped + (60 if short else POLICY.ttl_s_default)
+        self.entries[number] += [ModelEntry(envelope.mid, ends) for envelope in envelopes]
 
     @rule(number=st.integers(0, DEVICES - 1), share=st.sampled_from([1, 2]), data=st.data())
     def ack(self, number: int, share: int, data: st.DataObject) -> None:
-        mids = self.mids[number]
-        chosen = mids if share == 1 else [mid for mid in mids if data.draw(st.booleans())]
-        self.run(self.worker.ack(self.devices[number], [*chosen[:99], MessageId(os.urandom(16))]))
+        chosen = [entry for entry in self.entries[number][-99:] if share == 1 or data.draw(st.booleans())]
+        mids = [entry.mid for entry in chosen]
+        self.run(self.worker.ack(self.devices[number], [*mids, MessageId(os.urandom(16))]))
+        for entry in chosen:
+            entry.acked = True
 
     @rule(number=st.integers(0, DEVICES - 1))
     def contact(self, number: int) -> None:
@@ -132,6 +147,7 @@ class Wakes(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 31, 61, 601, 1300]))
     def time_passes(self, seconds: int) -> None:
         self.run(self.worker.skip(seconds))
+        self.skipped += seconds
 
     # What workers do, commit by commit.
 
@@ -225,6 +241,16 @@ class Wakes(RuleBasedStateMachine):
     @invariant()
     def wake_open_says_what_the_outbox_says(self) -> None:
         assert self.run(self.worker.stores.postgres.fetchval(MARKS)) == 0
+
+    @invariant()
+    def a_mailbox_holds_what_the_model_says_in_order(self) -> None:
+        for number, device in enumerate(self.devices):
+            found = self.run(self.worker.stores.whole_mailbox(device))
+            echoes = set(found) - {entry.mid for entry in self.entries[number]}
+            # An example takes some real seconds too: what ends within them is left out of the comparison.
+            unclear = {entry.mid for entry in self.entries[number] if 0 <= entry.ends - self.skipped < REAL_SECONDS}
+            expected = [entry.mid for entry in self.entries[number] if not entry.acked and entry.ends > self.skipped]
+            assert [m for m in found if m not in unclear | echoes] == [m for m in expected if m not in unclear]
 
     @invariant()
     def counters_and_floors_fit_the_rows(self) -> None:
