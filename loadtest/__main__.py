@@ -12,7 +12,7 @@ from rich.console import Console
 
 from loadtest.accounts import RegistrationFailed
 from loadtest.bench import SCENARIOS, bench
-from loadtest.report import show
+from loadtest.report import markdown, show
 from loadtest.run import Settings
 from loadtest.scenarios.http_only import HttpFailed
 from loadtest.scenarios.pgbench import PgbenchFailed
@@ -34,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     benching.add_argument("--warmup", type=float, default=3.0, help="seconds")
     benching.add_argument("--rate", type=_positive, default=500, help="messages per second of `paced`")
     benching.add_argument("--url", help="a running server; its limits must be raised beforehand (default: a fresh one)")
-    benching.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    form = benching.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON document instead of the table")
+    form.add_argument("--markdown", action="store_true", help="the tables of docs/performance.md")
     options = parser.parse_args(arguments)
     settings = Settings(
         devices=options.devices,
@@ -51,6 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if options.json:
         print(json.dumps(report, separators=(",", ":")))
+    elif options.markdown:
+        print(markdown(report))
     else:
         console = Console()
         show(report, console if console.is_terminal else Console(width=160))
