@@ -123,6 +123,11 @@ class AuthService:
         """As `TokenVerifier.verify`, now."""
         return self._verifier.verify(token, self._clock.wall_ms())
 
+    def require_fresh(self, claims: TokenClaims) -> None:
+        """Raises TOKEN_EXPIRED when claims that were good once are so no longer."""
+        if claims.expires_at_ms <= self._clock.wall_ms():
+            raise MailboxError(ErrorCode.TOKEN_EXPIRED)
+
     async def require_active(self, device: DeviceId) -> None:
         """Raises DEVICE_REVOKED or FORBIDDEN when the device may not act any more, whatever its token says."""
         await require_active(self._postgres, device)

@@ -51,7 +51,9 @@ def problem_response(
     `status` only where HTTP knows a better one than the code's own.
     """
     document = problem(error, request_id)
-    if write and error.outcome is None:
+    if not write:
+        document.pop("outcome", None)
+    elif error.outcome is None:
         # An expected refusal rolled everything back; after a bug nobody knows.
         outcome = Outcome.UNKNOWN if error.code is ErrorCode.INTERNAL else Outcome.NOT_COMMITTED
         document["outcome"] = str(outcome)

@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from gateway.auth import TokenClaims
 from gateway.http.answers import finish, problem_response
 from gateway.request_ids import new_request_id
 from protocol.errors import ErrorCode, MailboxError
@@ -28,7 +29,7 @@ HEADERS_MAX: Final = 64
 class HttpConnection(RequestHandler):
     """A peer that never finishes a head or takes no answer is dropped; errors below the routes look like all others."""
 
-    __slots__ = ("_head_timer", "_stuck_timer", "when_lost")
+    __slots__ = ("_head_timer", "_stuck_timer", "verified", "when_lost")
 
     def __init__(self, server: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -44,6 +45,9 @@ class HttpConnection(RequestHandler):
         )
         self._head_timer: asyncio.TimerHandle | None = None
         self._stuck_timer: asyncio.TimerHandle | None = None
+        # The last token that was judged on this connection, so that a keep-alive client pays for it once. Whether it
+        # has run out, and whether its device may still act, is asked each time.
+        self.verified: tuple[str, TokenClaims] | None = None
         self.when_lost: Callable[[], None] | None = None  # of the request in hand, if it wants to know
 
     def data_received(self, data: bytes) -> None:

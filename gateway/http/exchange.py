@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from hmac import compare_digest
 from typing import Final
 
 from aiohttp import HttpVersion11, web
@@ -49,6 +50,13 @@ class Exchange:
         self._continue_asked = "Expect" in request.headers and request.version >= HttpVersion11
 
     @property
+    def _connection(self) -> HttpConnection:
+        connection = self.request.protocol
+        if not isinstance(connection, HttpConnection):
+            raise AssertionError("the server makes its connections itself")
+        return connection
+
+    @property
     def address(self) -> str:
         """Whom limits per address hold: behind trusted proxies the client that they name."""
         peer = self.request.transport.get_extra_info("peername") if self.request.transport is not None else None
@@ -61,14 +69,11 @@ class Exchange:
     @contextmanager
     def told_when_gone(self, tell: Callable[[], None]) -> Iterator[None]:
         """Have `tell` called when the client's connection ends: nobody should wait for somebody who has left."""
-        connection = self.request.protocol
-        if not isinstance(connection, HttpConnection):
-            raise AssertionError("the server makes its connections itself")
-        connection.when_lost = tell
+        self._connection.when_lost = tell
         try:
             yield
         finally:
-            connection.when_lost = None
+            self._connection.when_lost = None
 
     @property
     def client_is_gone(self) -> bool:
@@ -90,7 +95,15 @@ class Exchange:
         headers = self.request.headers.getall("Authorization", [])
         if len(headers) != 1 or not headers[0].lower().startswith(_BEARER):
             raise MailboxError(ErrorCode.UNAUTHENTICATED, "A bearer token is needed: Authorization: Bearer <token>.")
-        self._claims = self.services.auth.verify(headers[0][len(_BEARER) :].strip())
+        token = headers[0][len(_BEARER) :].strip()
+        known = self._connection.verified
+        # Header bytes that are no UTF-8 arrive as lone surrogates.
+        if known is not None and compare_digest(known[0].encode(), token.encode("utf-8", "surrogateescape")):
+            self._claims = known[1]
+            self.services.auth.require_fresh(self._claims)
+        else:
+            self._claims = self.services.auth.verify(token)
+            self._connection.verified = (token, self._claims)
 
     def idempotency_key(self) -> bytes | None:
         """The key as ASCII, None without the header; raises BAD_REQUEST."""

@@ -77,6 +77,7 @@ async def test_unknown_paths_and_methods_are_problems_in_the_form_asked_for(door
     assert (reply.status, reply.code, reply.headers["Content-Type"]) == (404, "NOT_FOUND", "application/problem+json")
     reply = await door.call("GET", "/v1/nothing", as_msgpack=True)
     assert (reply.status, reply.code, reply.headers["Content-Type"]) == (404, "NOT_FOUND", MSGPACK)
+    assert "outcome" not in reply.content  # nothing was to be written
     reply = await door.call("DELETE", "/v1/instance")
     assert (reply.status, reply.code, reply.headers["Allow"]) == (405, "METHOD_NOT_ALLOWED", "GET")
     assert reply.content["outcome"] == "not_committed"
@@ -222,6 +223,19 @@ async def test_a_body_that_breaks_off_or_never_comes_changes_nothing(
 async def test_bytes_that_are_no_request_get_a_problem_with_a_request_id(door: Door, data: bytes) -> None:
     status, headers, content = parse(await raw_exchange(door, data + b"\r\n\r\n"))
     assert (status, content["code"], headers["x-request-id"]) == (400, "BAD_REQUEST", content["request_id"])
+
+
+async def test_header_bytes_that_are_no_text_are_refused_like_any_wrong_value(door: Door) -> None:
+    device = await door.device()
+    good = f"Authorization: Bearer {device.token}\r\n".encode()
+    get = b"GET /v1/mailbox/status HTTP/1.1\r\nHost: x\r\n"
+    odd = b"X-Forwarded-For: \xff\r\nAccept: \xff\r\nContent-Type: \xff\r\n"
+    wrong = b"Authorization: Bearer \xff\xfe\r\n"
+    keyed = b"POST /v1/mailbox/acks HTTP/1.1\r\nHost: x\r\nIdempotency-Key: \xff\r\nContent-Length: 0\r\n"
+    page = b"Origin: https://\xff\r\nConnection: close\r\n"
+    requests = [get + good, get + good + odd, get + wrong, keyed + good, get + good + page]
+    answer = await raw_exchange(door, b"".join(request + b"\r\n" for request in requests))
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"401", b"400", b"403"]
 
 
 async def test_a_head_that_never_ends_is_dropped(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

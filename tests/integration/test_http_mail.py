@@ -482,17 +482,31 @@ async def test_a_malformed_ack_is_a_bad_request(door: Door, body: dict[str, Any]
     assert (reply.status, reply.code) == (400, "BAD_REQUEST")
 
 
-async def test_a_token_that_ran_out_is_told_apart(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_that_ran_out_is_told_apart_on_a_connection_that_knows_it_too(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = await door.device()
-    services = door.gateway.services
-    real = services.auth.verify
-    late = services.clock.wall_ms() + 901_000
+    assert (await device.call("GET", "/v1/mailbox")).status == 200
+    auth = door.gateway.services.auth
+    late = auth._clock.wall_ms() + 901_000
 
-    def verify_late(token: str) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(services.auth._clock, "wall_ms", lambda: late)
-            return real(token)
+    class Late:
+        def wall_ms(self) -> int:
+            return late
 
-    monkeypatch.setattr(services.auth, "verify", verify_late)
-    reply = await device.call("GET", "/v1/mailbox")
-    assert (reply.status, reply.code) == (401, "TOKEN_EXPIRED")
+    monkeypatch.setattr(auth, "_clock", Late())
+    for headers in ({}, {"Connection": "close"}, {}):  # known, known for the last time, not known
+        reply = await device.call("GET", "/v1/mailbox", headers=headers)
+        assert (reply.status, reply.code) == (401, "TOKEN_EXPIRED")
+
+
+async def test_one_connection_may_carry_the_tokens_of_many_devices(door: Door) -> None:
+    """As a balancer's upstream connection does."""
+    one, other = await pair(door)
+    await other.send(one)
+    for _ in range(2):
+        for device, count in ((one, 1), (other, 0)):
+            status = (await device.call("GET", "/v1/mailbox/status")).content
+            assert status["pending_entries"] == count
+        assert (await door.call("GET", "/v1/mailbox", token=one.token + "x")).code == "UNAUTHENTICATED"
+        assert (await door.call("GET", "/v1/mailbox", token="é")).code == "UNAUTHENTICATED"
