@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from mailbox_client.account import Account, open_store
 from mailbox_client.delivery import Delivery
@@ -34,6 +35,7 @@ from mailbox_client.errors import (
     SendUnknown,
     StopReason,
 )
+from mailbox_client.event_stream import EventStream
 from mailbox_client.events import (
     CaughtUp,
     Connected,
@@ -46,7 +48,7 @@ from mailbox_client.events import (
     Transport,
 )
 from mailbox_client.local_store import LocalStore, SendState, StoredMessage, StoredSend
-from mailbox_client.outgoing import wire_bytes
+from mailbox_client.open_sends import OpenSends
 from mailbox_client.pulse import Pulse
 from mailbox_client.receipts import Receipt
 from mailbox_client.sends import checked, outcome_of
@@ -55,7 +57,7 @@ from mailbox_client.transport_http import MailboxHttp
 from protocol.frames import SendEnvelope
 from protocol.ids import ClientMessageId, DeviceId, MessageId, is_id
 
-EVENTS_KEPT: Final = 1_024
+logger = logging.getLogger("mailbox_client")
 
 
 class MailboxClient:
@@ -89,15 +91,13 @@ class MailboxClient:
         self._store: LocalStore | None = None
         self._driver_or_none: Driver | None = None
         self._account: Account | None = None
-        self._waiting: dict[ClientMessageId, asyncio.Future[Receipt]] = {}
-        self._open_sends: dict[ClientMessageId, int] = {}  # without an outcome, with their sizes
-        self._open_bytes = 0
+        self._sends = OpenSends(self._settings)
         self._changed = Pulse()
         self._messages: deque[StoredMessage] = deque()
         self._in_hand: dict[MessageId, None] = {}  # yielded, neither confirmed nor deferred
         self._messages_pulse = Pulse()
         self._taking = False
-        self._subscribers: list[tuple[deque[Event], asyncio.Event]] = []
+        self._events = EventStream()
         self._stopped: StopReason | None = None
         self._caught_up = asyncio.Event()
         self._connected: Transport | None = None
@@ -110,7 +110,7 @@ class MailboxClient:
             self._account = Account.load(store)
             with store.transaction():
                 for send in store.sends(SendState.PENDING):
-                    self._note_open(send.cmid, send.envelopes)
+                    self._sends.add(send.cmid, send.envelopes)
             self._driver_or_none = Driver(
                 self._url,
                 store,
@@ -245,7 +245,7 @@ class MailboxClient:
         Waits while as much is pending as may be.
         """
         whole = checked(envelopes)
-        await self._room_for(wire_bytes(whole))
+        await self._sends.room_for(whole, lambda: self._stopped)
         self._check_running()
         ids = self._driver.ids
         cmid = client_message_id
@@ -254,23 +254,20 @@ class MailboxClient:
             if not is_id(cmid):
                 raise IdsUnavailable("no client message id can be issued now")
         ids.consume(cmid)
-        self._note_open(cmid, whole)
+        self._sends.add(cmid, whole)
         try:
             await self._driver.give_durably(Submit(cmid, whole, echo))
         except Exception:
-            self._note_done(cmid)
+            self._sends.remove(cmid)
             raise
         return cmid
 
     async def outcome(self, cmid: ClientMessageId) -> Receipt:
         """Wait for what becomes of a send, also of one that an earlier process posted. Raises as `send` does."""
-        if cmid not in self._open_sends:
+        if cmid not in self._sends:
             return outcome_of(cmid, await self._driver.in_store(lambda: self._open_store.send(cmid)))
         self._check_running()
-        future = self._waiting.get(cmid)
-        if future is None:
-            future = self._waiting[cmid] = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(future)
+        return await self._sends.outcome(cmid)
 
     async def unknown_sends(self) -> list[StoredSend]:
         """Sends whose outcome nobody can tell any more (seed 002): `resend` or `forget` each."""
@@ -280,7 +277,7 @@ class MailboxClient:
         """Try a send whose outcome is unknown again, under its id."""
         stored = await self._driver.in_store(lambda: self._open_store.send(cmid))
         if stored is not None and stored.state is SendState.UNKNOWN:
-            self._note_open(cmid, stored.envelopes)
+            self._sends.add(cmid, stored.envelopes)
             await self._driver.give_durably(Resend(cmid))
 
     async def forget(self, cmid: ClientMessageId) -> None:
@@ -290,7 +287,7 @@ class MailboxClient:
     @property
     def pending_sends(self) -> int:
         """Sends without an outcome."""
-        return len(self._open_sends)
+        return len(self._sends)
 
     # -- receiving
 
@@ -349,34 +346,20 @@ class MailboxClient:
         """Lose the connection without closing it, as a dead network would. For tests and demonstrations."""
         self._driver.cut()
 
-    async def events(self) -> AsyncIterator[Event]:
-        """What happens from now on. A reader that falls 1,024 events behind loses the oldest."""
-        queue: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        bell = asyncio.Event()
-        subscriber = (queue, bell)
-        self._subscribers.append(subscriber)
-        try:
-            while True:
-                while queue:
-                    event = queue.popleft()
-                    yield event
-                    if isinstance(event, Stopped):
-                        return
-                bell.clear()
-                await bell.wait()
-        finally:
-            self._subscribers.remove(subscriber)
+    def events(self) -> AsyncGenerator[Event, None]:
+        """What happens from now on, until the client stops. A reader that falls 1,024 behind loses the oldest."""
+        return self._events.read()
 
     # -- what the driver tells
 
     def _event(self, event: Event) -> None:
         match event:
             case SendConfirmed(receipt):
-                self._settle(receipt.client_message_id, receipt)
+                self._sends.settle(receipt.client_message_id, receipt)
             case SendsRefused(cmid, refused, True):
-                self._settle(cmid, SendRefused(cmid, refused))
+                self._sends.settle(cmid, SendRefused(cmid, refused))
             case SendOutcomeUnknown(cmid):
-                self._settle(cmid, SendUnknown(cmid))
+                self._sends.settle(cmid, SendUnknown(cmid))
             case Connected(transport, _):
                 self._connected = transport
             case CaughtUp():
@@ -390,19 +373,18 @@ class MailboxClient:
                 pass
         self._changed.ring()
         if self._on_event is not None:
-            self._on_event(event)
-        for queue, bell in self._subscribers:
-            queue.append(event)
-            bell.set()
+            try:
+                self._on_event(event)
+            except Exception:
+                logger.exception("on_event raised; the client goes on")
+        self._events.publish(event)
 
     def _stop(self, reason: StopReason) -> None:
         self._stopped = reason
         self._connected = None
         self._caught_up.clear()
         self._messages_pulse.ring()
-        for future in self._waiting.values():
-            _fail(future, ClientStopped(reason))
-        self._waiting.clear()
+        self._sends.stop(ClientStopped(reason))
 
     def _handed_over(self, messages: tuple[StoredMessage, ...]) -> None:
         self._taking = False
@@ -410,40 +392,8 @@ class MailboxClient:
         if messages:
             self._messages_pulse.ring()
 
-    def _settle(self, cmid: ClientMessageId, outcome: Receipt | Exception) -> None:
-        self._note_done(cmid)
-        future = self._waiting.pop(cmid, None)
-        if future is None or future.done():
-            return
-        if isinstance(outcome, Receipt):
-            future.set_result(outcome)
-        else:
-            _fail(future, outcome)
-
     # -- inside
 
     def _check_running(self) -> None:
         if self._stopped is not None:
             raise ClientStopped(self._stopped)
-
-    def _note_open(self, cmid: ClientMessageId, envelopes: Sequence[SendEnvelope]) -> None:
-        size = wire_bytes(envelopes)
-        self._open_sends[cmid] = size
-        self._open_bytes += size
-
-    def _note_done(self, cmid: ClientMessageId) -> None:
-        self._open_bytes -= self._open_sends.pop(cmid, 0)
-
-    async def _room_for(self, size: int) -> None:
-        settings = self._settings
-        while self._open_sends and (
-            len(self._open_sends) >= settings.pending_max or self._open_bytes + size > settings.pending_bytes_max
-        ):
-            self._check_running()
-            await self._changed.wait()
-
-
-def _fail(future: asyncio.Future[Receipt], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # whoever still waits gets it; nobody has to

@@ -45,9 +45,9 @@ from mailbox_client.engine_io import (
 )
 from mailbox_client.errors import ClientStopped, StopReason
 from mailbox_client.events import Event, Stopped
+from mailbox_client.http_requests import Requests
 from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
 from mailbox_client.pulse import Pulse
-from mailbox_client.http_requests import Requests
 from mailbox_client.settings import ClientSettings
 from mailbox_client.transport_http import MailboxHttp
 from mailbox_client.transport_ws import SocketAdapter

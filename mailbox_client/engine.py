@@ -50,6 +50,7 @@ from mailbox_client.incoming import Incoming
 from mailbox_client.link import Link
 from mailbox_client.local_store import LocalStore
 from mailbox_client.outgoing import Outgoing
+from mailbox_client.reading import Reading
 from mailbox_client.settings import ClientSettings
 from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import (
@@ -64,18 +65,6 @@ from protocol.frames import (
     Welcome,
 )
 from protocol.ids import ClientMessageId
-
-LAST_WALK = "last_full_walk"
-
-
-class _Walk:
-    """One reading of the mailbox from its oldest entry, beside the stream: it brings deferred messages back."""
-
-    __slots__ = ("cursor", "request")
-
-    def __init__(self) -> None:
-        self.cursor: str | None = None
-        self.request: int | None = None
 
 
 class Engine:
@@ -103,6 +92,7 @@ class Engine:
         with store.transaction():
             self._outgoing = Outgoing(store, settings, random)
             self._incoming = Incoming(store, settings, numbers)
+            self._reading = Reading(store, settings, numbers)
             if after_crash:
                 self._notify(*self._incoming.after_crash())
             # A send whose echo was seen before the process ended needs no mailbox to be settled.
@@ -111,15 +101,8 @@ class Engine:
             self._notify(StoreWasReset())
         self._link = Link(settings, random, numbers, instance, self._out, self)
         self._server_base: tuple[int, int] | None = None  # server time and monotonic time of one moment
-        self._caught_up = False
-        self._watermark: str | None = None  # of this HTTP session
-        self._cursor_refused = False
-        self._pull: int | None = None
-        self._walk: _Walk | None = None
-        self._walk_at = 0  # server time
         self._http_sends: dict[int, ClientMessageId] = {}
-        self._http_pause_until = 0
-        self._echoes_wait = False  # sends are refused until our own echoes are read
+        self._acks_pause_until = 0
 
     # -- driving
 
@@ -138,8 +121,8 @@ class Engine:
         dues = [self._link.next_due(now)]
         if self._link.online:
             dues.append(self._outgoing.next_due(now))
-        if self._http_pause_until > now:
-            dues.append(self._http_pause_until)
+        if self._acks_pause_until > now:
+            dues.append(self._acks_pause_until)
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -149,7 +132,8 @@ class Engine:
 
     @property
     def caught_up(self) -> bool:
-        return self._caught_up
+        """True while the mailbox has been read up to what it held when the present connection began."""
+        return self._reading.caught_up
 
     def server_now(self, now: int) -> int | None:
         """The server's time as far as it is known in this process."""
@@ -178,8 +162,7 @@ class Engine:
                 self._notify(*self._incoming.defer(mids))
             case RetryDeferred():
                 self._incoming.retry_deferred()
-                self._store.note_ms(LAST_WALK, 0)
-                self._walk_at = 0
+                self._reading.walk_soon()
             case Resend(cmid):
                 self._outgoing.try_again(now, self.server_now(now), cmid)
             case Forget(cmid):
@@ -209,7 +192,7 @@ class Engine:
                 self._page(now, request, page)
             case SendAnswered(request, duplicate, results):
                 cmid_sent = self._http_sends.pop(request, None)
-                self._echoes_wait = False
+                self._reading.echoes_wait = False
                 if cmid_sent is not None:
                     self._notify(*self._outgoing.answered(cmid_sent, duplicate, results))
             case AckAnswered(request):
@@ -229,8 +212,8 @@ class Engine:
                         self._reached_watermark(now)
                     else:
                         self._incoming.make_room()
-                elif self._walk is not None and ref == self._walk.request:
-                    self._walked(now, self._walk, entries, cursor, more)
+                elif self._reading.is_walk_page(ref):
+                    self._walked(now, entries, cursor, more)
             case SendAck(cmid, duplicate, results):
                 self._notify(*self._outgoing.answered(cmid, duplicate, results))
             case AckResult(ref):
@@ -255,9 +238,9 @@ class Engine:
             self._notify(*self._outgoing.failed(now, error.cmid, error.code, error.at, error.retry_after_ms))
         elif error.ref is not None and self._incoming.is_ack(error.ref):
             self._incoming.ack_failed(error.ref)
-            self._http_pause_until = now + max(error.retry_after_ms or 0, self._settings.retry_base_ms)
-        elif error.ref is not None and self._walk is not None and error.ref == self._walk.request:
-            self._walk = None  # the next session tries again
+            self._acks_pause_until = now + max(error.retry_after_ms or 0, self._settings.retry_base_ms)
+        elif error.ref is not None and self._reading.is_walk_page(error.ref):
+            self._reading.walk_failed(self._known_now(now), error.retry_after_ms)
         elif error.code is ErrorCode.DEVICE_REVOKED:
             self._link.stop(StopReason.REVOKED)
         # Every other error without a reference is followed by the close code that says what to do.
@@ -265,7 +248,7 @@ class Engine:
     def _push_event(self, now: int, event: dict[str, object]) -> None:
         match event:
             case {"kind": "reauth_soon"}:
-                self._link.reauth_soon(now)
+                self._link.reauth_soon()
             case {"kind": "reauthenticated", "reauth_before": int(reauth_before)}:
                 self._link.reauthenticated(now, reauth_before - self._known_now(now))
             case {"kind": "prekeys_low", "left": int(left)}:
@@ -284,90 +267,57 @@ class Engine:
         self._incoming.take_in(entries, self._known_now(now), pushed=pushed, walk=walk)
 
     def _reached_watermark(self, now: int) -> None:
-        if self._caught_up:
-            return
-        self._caught_up = True
         server_now = self._known_now(now)
-        self._notify(CaughtUp(self._link.transport))
-        self._notify(*self._outgoing.reconciled(server_now))
-        last_walk = self._store.noted_ms(LAST_WALK)
-        if last_walk is None:
-            last_walk = server_now
-            self._store.note_ms(LAST_WALK, last_walk)
-        self._walk_at = last_walk + self._settings.full_walk_age_ms
+        if self._reading.reached_watermark(server_now):
+            self._notify(CaughtUp(self._link.transport))
+            self._notify(*self._outgoing.reconciled(server_now))
 
-    def _walk_when_due(self, now: int) -> None:
-        """Once a day, and when the app asks: from the oldest entry on, so that what was deferred comes back."""
-        if not self._caught_up or self._walk is not None:
-            return
+    def _walked(self, now: int, entries: tuple[Entry, ...], cursor: str, more: bool) -> None:
+        self._take_in(now, entries, pushed=False, walk=True)
         server_now = self._known_now(now)
-        if server_now >= self._walk_at:
-            self._walk = _Walk()
+        if self._reading.walk_page_came(cursor, more, server_now):
             self._incoming.retry_deferred()
             self._store.prune(server_now - self._settings.dedup_age_ms)
-
-    def _walked(self, now: int, walk: _Walk, entries: tuple[Entry, ...], cursor: str, more: bool) -> None:
-        self._take_in(now, entries, pushed=False, walk=True)
-        walk.cursor, walk.request = cursor, None
-        if not more:
-            self._walk = None
-            self._store.note_ms(LAST_WALK, self._known_now(now))
-            self._walk_at = self._known_now(now) + self._settings.full_walk_age_ms
 
     # -- HTTP session
 
     def http_begins(self, now: int) -> None:
-        self._watermark = None
-        self._http_pause_until = 0
+        self._reading.http_begins()
+        self._acks_pause_until = 0
 
     def _page(self, now: int, request: int, page: Page) -> None:
         self._link.http_works(now)
-        if self._walk is not None and request == self._walk.request:
-            self._walked(now, self._walk, page.entries, page.cursor, page.more)
-            return
-        if request != self._pull:
-            return
-        self._pull = None
-        self._cursor_refused = False
-        if self._watermark is None:
-            self._watermark = page.watermark
-            self._notify(Connected(Transport.HTTP, bool(page.entries)))
-        self._take_in(now, page.entries, pushed=False)
-        self._store.set_cursor(page.cursor)
-        if page.caught_up:
-            self._reached_watermark(now)
+        if self._reading.is_walk_page(request):
+            self._walked(now, page.entries, page.cursor, page.more)
+        elif self._reading.is_page(request):
+            if self._reading.page_came(page):
+                self._notify(Connected(Transport.HTTP, bool(page.entries)))
+            self._take_in(now, page.entries, pushed=False)
+            if page.caught_up:
+                self._reached_watermark(now)
 
     def _request_failed(self, now: int, request: int, error: MailboxError | None) -> None:
         if request in self._http_sends:
             cmid = self._http_sends.pop(request)
             if error is not None and error.code not in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED):
-                self._echoes_wait = error.code is ErrorCode.ECHO_BACKLOG_FULL
+                self._reading.echoes_wait = error.code is ErrorCode.ECHO_BACKLOG_FULL
                 self._notify(*self._outgoing.failed(now, cmid, error.code, error.at, error.retry_after_ms))
                 return
         elif self._incoming.is_ack(request):
             self._incoming.ack_failed(request)
-        elif request == self._pull:
-            self._pull = None
-            refused = error is not None and error.code in (ErrorCode.CURSOR_INVALID, ErrorCode.CURSOR_EXPIRED)
-            if refused and not self._cursor_refused:
-                # Another epoch, or too old: start again at the oldest un-acked entry; what is known is dropped (WIRE).
-                self._cursor_refused = True
-                self._watermark = None
-                self._store.set_cursor(None)
+        elif self._reading.is_page(request):
+            if self._reading.page_failed(error):
                 return
-        elif self._walk is not None and request == self._walk.request:
-            self._walk = None
+        elif self._reading.is_walk_page(request):
+            self._reading.walk_failed(self._known_now(now), error.retry_after_ms if error is not None else None)
         else:
             return
         self._link.http_failed(now, error)
 
     def connection_lost(self) -> None:
-        self._caught_up = False
-        self._walk = None
-        requests = [*self._http_sends, *((self._pull,) if self._pull is not None else ())]
-        self._out.extend(Abandon(request) for request in requests)
+        abandoned = [*self._http_sends, *self._reading.connection_lost()]
+        self._out.extend(Abandon(request) for request in abandoned)
         self._http_sends.clear()
-        self._pull = None
         self._incoming.connection_lost()
         self._notify(*self._outgoing.connection_lost())
 
@@ -375,7 +325,6 @@ class Engine:
 
     def _give_out(self, now: int) -> None:
         link = self._link
-        self._walk_when_due(now)
         if link.has_socket:
             self._give_out_frames(now)
         elif link.online:
@@ -387,7 +336,7 @@ class Engine:
         link = self._link
         for defer in self._incoming.take_defers():
             link.put(now, defer)
-        if now >= self._http_pause_until:
+        if now >= self._acks_pause_until:
             for ack in self._incoming.take_acks():
                 link.put(now, ack)
         if link.online and link.welcome is not None:
@@ -396,10 +345,8 @@ class Engine:
             self._notify(*events)
             for send in sends:
                 link.put(now, send)
-            walk = self._walk
-            if walk is not None and walk.request is None:
-                walk.request = next(self._numbers)
-                link.put(now, PullMailbox(walk.request, walk.cursor, self._settings.page_limit))
+            if walk := self._reading.next_walk_page(self.server_now(now)):
+                link.put(now, PullMailbox(*walk, self._settings.page_limit))
         link.leave_when_done(now, busy=self._outgoing.in_flight > 0 or self._incoming.acks_in_flight > 0)
 
     def _give_out_requests(self, now: int) -> None:
@@ -410,7 +357,7 @@ class Engine:
                 link.try_socket(now)
             return  # nothing new until what is in flight is answered
         self._incoming.take_defers()  # no window here: a deferred entry is simply not acked
-        if now >= self._http_pause_until:
+        if now >= self._acks_pause_until:
             for ref, mids in self._incoming.take_acks(in_flight_max=1):
                 self._out.append(PostAck(ref, mids))
         if not self._http_sends:  # one at a time: that keeps their order
@@ -420,17 +367,12 @@ class Engine:
                 request = next(self._numbers)
                 self._http_sends[request] = send.cmid
                 self._out.append(PostSend(request, send))
-        walk = self._walk
-        if walk is not None and walk.request is None:
-            walk.request = next(self._numbers)
-            self._out.append(GetPage(walk.request, walk.cursor, 0, None))
+        if walk := self._reading.next_walk_page(self.server_now(now)):
+            request, cursor = walk
+            self._out.append(GetPage(request, cursor, 0, None))
         slow = self._incoming.unconfirmed >= self._settings.unconfirmed_max
-        room = not slow or not self._caught_up or self._echoes_wait
-        if self._pull is None and room:
-            self._pull = next(self._numbers)
-            wait_s = self._settings.poll_wait_s if self._caught_up else 0
-            until = None if self._caught_up else self._watermark
-            self._out.append(GetPage(self._pull, self._store.cursor(), wait_s, until))
+        if page := self._reading.next_page(app_is_slow=slow):
+            self._out.append(page)
 
     # -- inside
 

@@ -11,14 +11,14 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from mailbox_client.backoff import full_jitter
-from mailbox_client.engine_io import Abandon, CloseSocket, FetchToken, Notify, OpenSocket, Output, PutFrame, SocketLost
+from mailbox_client.engine_io import CloseSocket, Notify, OpenSocket, Output, PutFrame, SocketLost
 from mailbox_client.errors import StopReason
 from mailbox_client.events import Connected, Disconnected, Stopped, Transport
 from mailbox_client.settings import ClientSettings
+from mailbox_client.token_plan import TokenPlan
 from protocol.errors import CloseCode, ErrorCode, MailboxError
 from protocol.frames import Error, GoAway, Hello, Ping, Reauth, ServerFrame, Welcome
 
-TOKEN_SPARE_MS: Final = 10_000  # a token that ends sooner is not worth a connection
 TOKEN_REFUSALS_MAX: Final = 3
 PING_SHARE: Final = 0.6  # of heartbeat_s: a lost ping leaves time for another
 HTTP_STATUS_WAIT: Final = (429, 503)
@@ -74,11 +74,8 @@ class Link:
         self._due = 0
         self._not_before = 0  # a come-back time that the server gave: nothing overrides it
         self._prefer: Transport | None = None
-        self._token: str | None = None
-        self._token_until = 0
-        self._token_request = 0
+        self._token = TokenPlan(random, numbers, out)
         self._token_refusals = 0
-        self._reauth_at: int | None = None
         self._failures = 0
         self._auth_failures = 0
         self._socket_failures = 0  # upgrades that did not lead to a WELCOME while HTTP works
@@ -142,22 +139,20 @@ class Link:
     # -- token
 
     def token_given(self, now: int, request: int, token: str, reauth_in_ms: int) -> None:
-        if request != self._token_request:
+        if not self._token.answered(request):
             return
-        self._token_request = 0
-        self._token = token
-        self._token_until = now + reauth_in_ms  # from then on the server wants another one
+        self._token.keep(now, token, reauth_in_ms)
         self._token_refusals = 0
-        self._plan_reauth(now, reauth_in_ms)
         if self.phase is Phase.TOKEN:
             self._go_on(now)
         elif self.has_socket:
             self.put(now, Reauth(token))
 
     def token_failed(self, now: int, request: int, error: MailboxError | None, stop: StopReason | None) -> None:
-        if request != self._token_request:
-            return
-        self._token_request = 0
+        if self._token.answered(request):
+            self._without_token(now, error, stop)
+
+    def _without_token(self, now: int, error: MailboxError | None, stop: StopReason | None) -> None:
         code = error.code if error is not None else None
         if code is ErrorCode.UNAUTHENTICATED:
             self._token_refusals += 1
@@ -170,26 +165,29 @@ class Link:
         elif self.phase is Phase.TOKEN:
             self._fail(now, None, error.retry_after_ms if error is not None else None)
         else:
-            self._reauth_at = now + self._backoff(1)
+            self._token.renew_at(now + self._backoff(1))
 
     def reauthenticated(self, now: int, reauth_in_ms: int) -> None:
-        self._plan_reauth(now, reauth_in_ms)
+        self._token.renew_before(now, reauth_in_ms)
 
-    def reauth_soon(self, now: int) -> None:
-        if self._token_request == 0:
-            self._fetch_token(now)
+    def reauth_soon(self) -> None:
+        self._token.fetch()
 
     # -- socket
 
     def socket_opened(self, now: int, socket: int, cursor: str | None) -> None:
-        if socket != self.socket or self.phase is not Phase.OPENING or self._token is None:
+        token = self._token.usable(now)
+        if socket != self.socket or self.phase is not Phase.OPENING:
+            return
+        if token is None:  # it took so long to open that the token is over
+            self._restart(now)
             return
         self.phase = Phase.GREETING
         self._due = now + self._settings.welcome_ms
         self._put(
             now,
             Hello(
-                self._token,
+                token,
                 cursor,
                 self._settings.window_entries,
                 self._settings.window_bytes,
@@ -204,7 +202,7 @@ class Link:
         self.welcome = welcome
         self._online_since = now
         self._auth_failures = self._socket_failures = self._socket_retries = 0
-        self._plan_reauth(now, welcome.reauth_before - welcome.now)
+        self._token.renew_before(now, welcome.reauth_before - welcome.now)
         self._out.append(Notify(Connected(Transport.WEBSOCKET, welcome.pending)))
 
     def goaway(self, now: int, frame: GoAway) -> None:
@@ -228,7 +226,7 @@ class Link:
         elif leaving:
             self._wait(now, lost.code, max(0, self._not_before - now))
         elif lost.code == CloseCode.UNAUTHENTICATED:
-            self._token = None
+            self._token.drop()
             self._auth_failures += 1
             self._wait(now, lost.code, 0 if self._auth_failures == 1 else self._backoff(self._auth_failures))
         elif lost.code in (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.RESTART) and not early:
@@ -258,7 +256,7 @@ class Link:
             self.stop(StopReason.REVOKED)
             return
         if code in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED):
-            self._token = None
+            self._token.drop()
             self._auth_failures += 1
             self._wait(now, None, 0 if self._auth_failures == 1 else self._backoff(self._auth_failures))
             return
@@ -292,15 +290,14 @@ class Link:
             case Phase.WAITING if now >= self._due:
                 self._go_on(now)
             case Phase.TOKEN if now >= self._due:
-                self._out.append(Abandon(self._token_request))
-                self.token_failed(now, self._token_request, None, None)
+                self._token.give_up()
+                self._without_token(now, None, None)
             case Phase.OPENING | Phase.GREETING if now >= self._due:
                 self._abort(now)
             case Phase.ONLINE:
                 if now - self._online_since >= self._settings.stable_ms:
                     self._failures = 0
-                if self._reauth_at is not None and now >= self._reauth_at and self._token_request == 0:
-                    self._fetch_token(now)
+                self._token.renew_when_due(now)
                 if self.transport is Transport.WEBSOCKET and now >= self._ping_at():
                     self._ping(now, self._settings.pong_ms)
             case _:
@@ -324,7 +321,7 @@ class Link:
             case Phase.STOPPED:
                 return None
             case Phase.ONLINE:
-                dues = [self._reauth_at, self._pong_due]
+                dues = [self._token.next_due(), self._pong_due]
                 if self.transport is Transport.WEBSOCKET:
                     dues.append(self._ping_at())
                 elif self._prefer is not Transport.HTTP and self._socket_retry_at > now:
@@ -338,11 +335,10 @@ class Link:
     # -- inside
 
     def _go_on(self, now: int) -> None:
-        if self._token is None or self._token_until - now < TOKEN_SPARE_MS:
+        if self._token.usable(now) is None:
             self.phase = Phase.TOKEN
             self._due = now + self._settings.token_ms
-            if self._token_request == 0:
-                self._fetch_token(now)
+            self._token.fetch()
         elif self._http_now(now):
             self.phase = Phase.ONLINE
             self.transport = Transport.HTTP
@@ -374,16 +370,6 @@ class Link:
                 ),
             )
 
-    def _fetch_token(self, _now: int) -> None:
-        self._reauth_at = None
-        self._token_request = next(self._numbers)
-        self._out.append(FetchToken(self._token_request))
-
-    def _plan_reauth(self, now: int, reauth_in_ms: int) -> None:
-        # Well ahead of `reauth_before`, where the server says GOAWAY, and not all clients at one time.
-        ahead = min(60_000, reauth_in_ms // 4)
-        self._reauth_at = now + max(1_000, reauth_in_ms - ahead - int(self._random() * ahead))
-
     def _ping_at(self) -> int:
         heartbeat_s = self.welcome.heartbeat_s if self.welcome is not None else 45
         return self._last_put + int(heartbeat_s * 1000 * PING_SHARE)
@@ -406,13 +392,12 @@ class Link:
     def _drop(self, *, at_once: bool) -> None:
         if self.phase in (Phase.OPENING, Phase.GREETING) or self.has_socket:
             self._out.append(CloseSocket(self.socket, at_once))
-        if self._token_request:
-            self._out.append(Abandon(self._token_request))
-            self._token_request = 0
+        self._token.give_up()
 
     def _restart(self, now: int) -> None:
         self._drop(at_once=False)
         self._listener.connection_lost()
+        self._out.append(Notify(Disconnected(None, 0)))
         self._go_on(now)
 
     def _backoff(self, attempt: int) -> int:

@@ -295,6 +295,18 @@ async def test_events_tell_the_way_in(gateway: ModelGateway, store: MemoryStore)
     assert kinds == ["connected", "caught_up", "reconciled"]
 
 
+async def test_an_error_in_the_apps_event_handler_costs_the_client_nothing(
+    gateway: ModelGateway, sender: MailboxClient, store: MemoryStore
+) -> None:
+    def careless(_event: Event) -> None:
+        raise ZeroDivisionError
+
+    async with MailboxClient(gateway.url, store, on_event=careless) as client:
+        await sender.send({client.device_id: b"still here"})
+        (delivery,) = await take(client, 1)
+        await delivery.confirm()
+
+
 async def test_messages_and_events_end_with_the_client(gateway: ModelGateway, store: MemoryStore) -> None:
     client = MailboxClient(gateway.url, store)
     async with client:

@@ -283,7 +283,8 @@ class SimClient:
                 self._request(request, lambda: self._token(request), lambda error: TokenFailed(request, error))
             case GetPage(request, cursor, wait_s, until):
                 assert self.engine is not None
-                first = self.engine._pull == request and self.engine._watermark is None
+                reading = self.engine._reading
+                first = reading.is_page(request) and reading._watermark is None
                 self._request(
                     request,
                     lambda: self._page(request, cursor, until, first=first),

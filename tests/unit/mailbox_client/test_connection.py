@@ -204,7 +204,7 @@ def test_a_refused_token_is_replaced_at_once_and_then_with_backoff() -> None:
     assert waits(bench) == 0
     bench.give(Tick())
     assert len(bench.take(FetchToken)) == 1
-    bench.give(TokenGiven(bench.engine._link._token_request, "token", 840_000, bench.server_now))
+    bench.give(TokenGiven(bench.engine._link._token._request or 0, "token", 840_000, bench.server_now))
     bench.give(SocketOpened(bench.socket), SocketLost(bench.socket, CloseCode.UNAUTHENTICATED))
     assert waits(bench) > 0
 
@@ -269,7 +269,7 @@ def test_the_token_is_renewed_ahead_of_time_and_the_session_goes_on() -> None:
     else:
         pytest.fail("never renewed")
     assert bench.now < 1_000_000 + 840_000 - 55_000, "well before the server says GOAWAY"
-    bench.give(TokenGiven(bench.engine._link._token_request, "fresh", 840_000, bench.server_now))
+    bench.give(TokenGiven(bench.engine._link._token._request or 0, "fresh", 840_000, bench.server_now))
     assert [reauth.token for reauth in bench.frames(Reauth)] == ["fresh"]
     bench.frame(PushEvents(({"kind": "reauthenticated", "reauth_before": bench.server_now + 840_000},)))
     bench.advance(8_000)

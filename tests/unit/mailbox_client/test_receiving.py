@@ -208,7 +208,8 @@ def test_a_deferred_message_comes_back_within_a_day() -> None:
         bench.advance(3_600_000)
         bench.reopen()
         bench.push()
-    assert bench.frames(PullMailbox) != []
+    *_, pull = bench.frames(PullMailbox)
+    bench.frame(MailboxBatch(pull.ref, (entry(1),), "end", False, True))
     assert ids(bench.hand_over()) == [mid(1)]
 
 
@@ -226,7 +227,25 @@ def test_a_long_lived_connection_walks_daily_too() -> None:
         bench.push()
     (pull,) = bench.frames(PullMailbox)
     assert pull.cursor is None
+    assert bench.hand_over() == []
+    bench.frame(MailboxBatch(pull.ref, (), "end", False, True))
     assert ids(bench.hand_over()) == [mid(1)]
+    bench.frame(MailboxBatch(None, (), "end", False, True))
+    assert bench.frames(PullMailbox) == [], "the next one is due tomorrow"
+
+
+def test_a_walk_that_fails_is_not_begun_again_at_once() -> None:
+    bench = EngineBench()
+    bench.live()
+    bench.give(RetryDeferred())
+    (pull,) = bench.frames(PullMailbox)
+    bench.frame(Error(ErrorCode.UNAVAILABLE, "no", True, "request", ref=pull.ref))
+    assert bench.frames(PullMailbox) == []
+    for _ in range(7):
+        bench.advance(9_000)
+        bench.push()
+    (pull,) = bench.frames(PullMailbox)
+    bench.frame(MailboxBatch(pull.ref, (), "end", False, True))
 
 
 def test_a_walk_brings_back_a_deferred_message_that_only_the_server_still_has() -> None:
@@ -338,7 +357,9 @@ def test_dedup_memory_lasts_at_least_30_days_and_ends() -> None:
         bench.server_ahead += days * DAY_MS
         bench.lose()
         bench.reopen()
-        bench.push()  # the daily walk prunes
+        bench.push()
+        (pull,) = bench.frames(PullMailbox)
+        bench.frame(MailboxBatch(pull.ref, (), "end", False, True))  # the daily walk prunes
         with bench.store.transaction():
             assert (bench.store.message_state(mid(1)) is MessageState.CONFIRMED) is known
 
@@ -354,6 +375,8 @@ def test_what_the_app_has_not_confirmed_is_never_pruned(in_hands: bool) -> None:
     bench.lose()
     bench.reopen()
     bench.push()
+    (pull,) = bench.frames(PullMailbox)
+    bench.frame(MailboxBatch(pull.ref, (), "end", False, True))
     with bench.store.transaction():
         assert bench.store.message_state(mid(1)) is not None
 
