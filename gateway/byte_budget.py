@@ -22,14 +22,14 @@ class ByteBudget:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._max = bytes_max
+        self.bytes_max = bytes_max
         self._low = int(bytes_max * _LOW_SHARE)
         self.used = 0
         self._waiting: dict[Reader, None] = {}
 
     @property
     def exceeded(self) -> bool:
-        return self.used > self._max
+        return self.used > self.bytes_max
 
     @property
     def waiting(self) -> int:

@@ -89,7 +89,11 @@ class DeviceSession:
         return MAX_FRAME_BYTES if self.state.hello_seen else MAX_FRAME_BYTES_BEFORE_HELLO
 
     def may_take(self, size: int) -> bool:
-        return self.state.phase is Phase.OPENING or self.state.may_serve(size)
+        state = self.state
+        if state.phase is Phase.OPENING:
+            return True
+        # With the process's budget exhausted, one request at a time.
+        return state.may_serve(size) and not (self._door.budget.exceeded and state.in_flight)
 
     def message(self, data: bytes) -> None:
         state = self.state

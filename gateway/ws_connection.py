@@ -372,7 +372,7 @@ class WsConnection(asyncio.Protocol):
         if not self._closing_until:
             if self._inbox is not None or transport.get_write_buffer_size() >= WRITE_HIGH_BYTES:
                 return
-            if self._budget.exceeded:
+            if self._held and self._budget.exceeded:
                 self._budget.wait(self)
                 return
             self.heard_at = self._outbox.now()  # what it said meanwhile was ours to read
@@ -390,7 +390,7 @@ class WsConnection(asyncio.Protocol):
         return self._inbox is not None
 
     def budget_free(self) -> None:
-        self._resume()
+        self.go_on()
 
     def _account(self) -> None:
         held = len(self._partial) if self._partial is not None else 0
@@ -399,7 +399,8 @@ class WsConnection(asyncio.Protocol):
         if self._fragments is not None:
             held += sum([len(fragment) for fragment in self._fragments])
         self._hold(held)
-        if self._budget.exceeded and not self._closing_until:
+        if held and self._budget.exceeded and not self._closing_until:
+            # Who holds nothing is read on: small whole requests get through while others fill the budget.
             self._pause()
             self._budget.wait(self)
 

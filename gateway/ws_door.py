@@ -64,7 +64,7 @@ class WsDoor:
         self._sessions = sessions
         self._listener = listener
         self._outbox = outbox
-        self._budget = budget
+        self.budget = budget
         self._limits = limits
         self._numbers = count(1)
         self.open_sockets = 0  # those in their closing handshake included
@@ -76,7 +76,7 @@ class WsDoor:
 
         `address` was counted by the limits and is given back at the end. `early`: what came behind the request's head.
         """
-        connection = WsConnection(self._outbox, self._budget, address, self._connection_gone)
+        connection = WsConnection(self._outbox, self.budget, address, self._connection_gone)
         self.open_sockets += 1
         now = self.now()
         session = DeviceSession(self, connection, next(self._numbers), now)
@@ -134,15 +134,17 @@ class WsDoor:
         metrics.websockets.set(len(self._registry))
         metrics.sessions.set(self._registry.sessions)
         metrics.connections.set(self._limits.connections)
-        metrics.inbound_bytes.set(self._budget.used)
+        metrics.inbound_bytes.set(self.budget.used)
 
     def _relieve_budget(self, now: float) -> None:
-        """Half-sent frames must not hold the whole budget: after a while the largest of them has to go."""
-        if not self._budget.exceeded:
+        """Half-sent frames must not hold the whole budget: after a while the largest of them have to go."""
+        if not self.budget.exceeded:
             self._budget_stuck_since = 0.0
         elif not self._budget_stuck_since:
             self._budget_stuck_since = now
         elif now - self._budget_stuck_since >= STUCK_BUDGET_S:
-            largest = max(self._registry.everybody(), key=lambda session: session.connection.held_bytes, default=None)
-            if largest is not None and largest.connection.held_bytes:
-                largest.close_come_back(CloseCode.UNAVAILABLE)
+            holding = [session for session in self._registry.everybody() if session.connection.held_bytes]
+            for session in sorted(holding, key=lambda session: session.connection.held_bytes, reverse=True):
+                session.close_come_back(CloseCode.UNAVAILABLE)
+                if self.budget.used <= self.budget.bytes_max:
+                    break
