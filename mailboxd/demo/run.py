@@ -56,7 +56,8 @@ async def _demo(data_dir: Path, files: Sequence[Outgoing], environ: Mapping[str,
                     except (DemoFailed, ClientError, MailboxError, TimeoutError) as error:
                         result["problem"] = str(error) or "it took too long"
                     result |= play.tally.report()
-        result["seconds"] = round(perf_counter() - started, 2)
+            result["seconds"] = round(perf_counter() - started, 2)
+            display.say("stopping everything that was started")
         display.finish(result)
     return EXIT_OK if result["ok"] else EXIT_FAILED
 
