@@ -23,6 +23,7 @@ from mailbox_client import Account
 from tests.acceptance.conftest import data_dir as data_dir
 from tests.support.command import TREE, environment
 from tests.support.up import running_up
+from tests.support.waiting import pace
 
 CLIENTS = 4
 STORM_S = 40.0
@@ -129,7 +130,7 @@ def judge(devices: list[Device]) -> dict[str, Any]:
 async def every(seconds: Callable[[], float], call: Callable[[], Any], until: float) -> None:
     loop = asyncio.get_running_loop()
     while loop.time() < until:
-        await asyncio.sleep(seconds())
+        await pace(seconds())
         result = call()
         if asyncio.iscoroutine(result):
             await result

@@ -27,9 +27,11 @@ from mailbox_client import (
 )
 from protocol.frames import SendEnvelope
 from protocol.ids import DeviceId, MessageId
+from tests.support.waiting import eventually, pace
 
 SETTINGS = ClientSettings(backoff_base_ms=20, backoff_cap_ms=1_000, retry_base_ms=20, retry_cap_ms=1_000)
 QUIET_S = 1.0
+CALM_S = 100.0
 
 
 class Notes:
@@ -45,7 +47,7 @@ class Notes:
 
 async def send_on(client: MailboxClient, peers: list[DeviceId], notes: Notes) -> None:
     while True:
-        await asyncio.sleep(random.choice([0, 0, 0.01, 0.1]))
+        await pace(random.choice([0, 0, 0.01, 0.1]))
         envelopes = [
             SendEnvelope(peer, MessageId(random.randbytes(16)), 1, random.randbytes(random.choice([16, 1_000])))
             for peer in random.sample(peers, random.randint(1, 2))
@@ -71,7 +73,7 @@ async def receive(client: MailboxClient, notes: Notes, pause: Callable[[], Await
 
 async def disturb(client: MailboxClient) -> None:
     while True:
-        await asyncio.sleep(random.uniform(0.1, 1.0))
+        await pace(random.uniform(0.1, 1.0))
         random.choice(
             [
                 client.cut_connection,
@@ -83,7 +85,7 @@ async def disturb(client: MailboxClient) -> None:
 
 async def storm(client: MailboxClient, peers: list[DeviceId], notes: Notes) -> None:
     async def pause() -> None:
-        await asyncio.sleep(random.choice([0, 0, 0.02]))
+        await pace(random.choice([0, 0, 0.02]))
 
     await asyncio.gather(send_on(client, peers, notes), receive(client, notes, pause), disturb(client))
 
@@ -98,13 +100,13 @@ async def calm(client: MailboxClient, notes: Notes) -> None:
     receiving = asyncio.create_task(receive(client, notes, pause))
     await client.caught_up()
     await client.retry_deferred()
-    while client.pending_sends or time.monotonic() - last < QUIET_S or not await _empty(client):
-        await asyncio.sleep(0.1)
+
+    async def settled() -> bool:
+        quiet = not client.pending_sends and time.monotonic() - last >= QUIET_S
+        return quiet and (await client.http.mailbox_status()).pending_entries == 0
+
+    await eventually(settled, within_seconds=CALM_S, what="everything is settled")
     receiving.cancel()
-
-
-async def _empty(client: MailboxClient) -> bool:
-    return (await client.http.mailbox_status()).pending_entries == 0
 
 
 async def main(url: str, store: str, log: str, peers: str, mode: str) -> None:

@@ -25,3 +25,8 @@ async def eventually(
             raise AssertionError(f"not within {within_seconds} s: {what or inspect.getsource(holds).strip()}")
         await asyncio.sleep(pause)
         pause = min(_PAUSE_MAX_SECONDS, pause * 1.5)
+
+
+async def pace(seconds: float) -> None:
+    """The rhythm of a workload or of faults in a long run. It stands for no waiting: nothing may rely on it."""
+    await asyncio.sleep(seconds)
