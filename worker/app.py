@@ -23,7 +23,7 @@ from runtime.doorbell import Doorbell
 from runtime.keyring import Keyring
 from runtime.logs import DeviceTags, keep_files
 from runtime.metrics import Metrics
-from runtime.supervise import Supervisor
+from runtime.supervise import LoopBody, Supervisor
 from store.audit import AuditStore
 from store.job_queue import JobQueue, QueueUnreachable
 from store.outbox import OutboxStore, WakeRules
@@ -42,6 +42,7 @@ from worker.handlers.wake_device import TASK, WakeDevice
 from worker.job_loop import JobLoop
 from worker.metrics import WorkerMetrics
 from worker.ops_app import build_ops_app
+from worker.outages import through_outages
 from worker.push.address_guard import AddressGuard
 from worker.push.apns import ApnsCredentials, ApnsProvider
 from worker.push.fcm import FcmProvider, ServiceAccount
@@ -150,7 +151,10 @@ class Worker:
             worker_metrics.loop_failures.labels(name).inc()
 
         supervisor = Supervisor(clock, on_failure=count_failure)
-        add = partial(supervisor.add, stalled_after_seconds=STALLED_SECONDS)
+
+        def add(name: str, body: LoopBody) -> None:
+            supervisor.add(name, through_outages(name, body, clock), stalled_after_seconds=STALLED_SECONDS)
+
         add("policy", policy.run)
         add("logs", partial(keep_files, lambda: policy().log_retention_s, clock))
         add("dispatcher", dispatcher.run)
@@ -173,7 +177,7 @@ class Worker:
                 return "the database does not answer"
             return None
 
-        await _listen(config, build_ops_app(metrics, supervisor, why_not_ready), stack)
+        await _listen(config, build_ops_app(metrics, supervisor, why_not_ready, reconciler.hints), stack)
         return cls(supervisor=supervisor, jobs=jobs, queue=queue, drain_seconds=config.drain_deadline_s)
 
     async def run(self, stopping: asyncio.Event) -> None:

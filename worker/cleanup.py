@@ -7,7 +7,6 @@ from typing import Final
 
 import structlog
 
-from protocol.errors import ErrorCode, MailboxError
 from runtime.clock import Clock
 from runtime.supervise import Progress
 from store.policy_rules import Policy
@@ -64,13 +63,7 @@ class Cleanup:
         return deleted
 
     async def _sweep(self, table: Table) -> Swept:
-        try:
-            swept = await self._retention.sweep(table, self._policy(), ROWS_MAX)
-        except MailboxError as error:
-            if error.code is not ErrorCode.UNAVAILABLE:
-                raise
-            logger.warning("clean-up waits for the database", table=table.value, error=str(error))
-            return Swept(0, False)
+        swept = await self._retention.sweep(table, self._policy(), ROWS_MAX)
         if swept.deleted:
             self._metrics.cleaned.labels(table.value).inc(swept.deleted)
         return swept
@@ -94,12 +87,7 @@ class Cleanup:
     async def run_overdue(self, progress: Progress) -> None:
         """Show how old the oldest row is that should be gone."""
         while True:
-            try:
-                overdue = await self._retention.oldest_overdue(self._policy())
-            except MailboxError:
-                pass  # the gauges keep their last value; other loops tell of the outage
-            else:
-                for table, seconds in overdue.items():
-                    self._metrics.overdue_age.labels(table.value).set(seconds)
+            for table, seconds in (await self._retention.oldest_overdue(self._policy())).items():
+                self._metrics.overdue_age.labels(table.value).set(seconds)
             progress()
             await self._clock.sleep(max(self._round_seconds, 5.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -11,9 +11,15 @@ from runtime.supervise import Supervisor
 
 
 def build_ops_app(
-    metrics: Metrics, supervisor: Supervisor, why_not_ready: Callable[[], Awaitable[str | None]]
+    metrics: Metrics,
+    supervisor: Supervisor,
+    why_not_ready: Callable[[], Awaitable[str | None]],
+    hints: Callable[[], Mapping[str, int]],
 ) -> web.Application:
-    """`/healthz`: 503 with the names of the loops that stand still. `/readyz`: 503 with the reason."""
+    """`/healthz`: 503 with the names of the loops that stand still. `/readyz`: 503 with the reason, and hints.
+
+    A hint (dead letters, tasks of a newer release) needs a person and no other process: it never makes 503.
+    """
 
     async def healthz(_request: web.Request) -> web.Response:
         stalled = supervisor.stalled()
@@ -22,7 +28,7 @@ def build_ops_app(
 
     async def readyz(_request: web.Request) -> web.Response:
         reason = await why_not_ready()
-        return web.json_response({"status": reason or "ready"}, status=503 if reason else 200)
+        return web.json_response({"status": reason or "ready", **hints()}, status=503 if reason else 200)
 
     async def exposed(_request: web.Request) -> web.Response:
         body, content_type = metrics.expose()

@@ -9,7 +9,7 @@ import structlog
 from runtime.clock import Clock
 from runtime.doorbell import Doorbell
 from runtime.supervise import Progress
-from store.outbox import OutboxStore
+from store.outbox import OutboxDepth, OutboxStore
 from store.retention import BEFORE_ALL, RetentionStore
 from worker.metrics import WorkerMetrics
 
@@ -43,6 +43,15 @@ class Reconciler:
         self._clock = clock
         self._bell = Doorbell()
         self._queue_lost = False
+        self._depth: OutboxDepth | None = None
+
+    def hints(self) -> dict[str, int]:
+        """What an operator should know of the outbox although this process is ready."""
+        depth = self._depth
+        if depth is None:
+            return {}
+        found = {"dead_letters": depth.dead_letter, "unknown_tasks": depth.unknown_tasks}
+        return {name: count for name, count in found.items() if count}
 
     def rebuild(self) -> None:
         """The queue is empty although it should not be: what was published goes back to the dispatcher."""
@@ -86,7 +95,7 @@ class Reconciler:
         return taken
 
     async def _show_depth(self) -> None:
-        depth = await self._outbox.depth()
+        depth = self._depth = await self._outbox.depth()
         for state in ("pending", "published", "retry_wait", "dead_letter"):
             self._metrics.outbox_depth.labels(state).set(getattr(depth, state))
         self._metrics.outbox_due.set(depth.due)

@@ -13,7 +13,7 @@ from store.redis_client import connect
 from tests.support.push_receiver import PushReceiver, push_receiver
 from tests.support.waiting import eventually
 from tests.support.wakes import WorkerParts, worker_parts
-from tests.support.worker_process import WorkerLab
+from tests.support.worker_process import WorkerLab, WorkerProcess
 
 
 @pytest.fixture
@@ -91,11 +91,34 @@ async def test_killed_in_every_attempt_it_ends_as_a_dead_letter(
     async with lab.worker() as worker:
         await eventually(lambda: is_state(parts, device, "dead_letter"))
         assert await worker.metric("dead_letters_total") == 1
+        await eventually(lambda: _hints_at(worker, '"dead_letters": 1'))  # ready all the same
     assert receiver.received == []
     assert not await parts.wake_open(device)
     await parts.submit(device)  # the next mail is not held up by it
     async with lab.worker():
         await receiver.wait_for(1)
+
+
+async def _hints_at(worker: WorkerProcess, hint: str) -> bool:
+    status, text = await worker.get("/readyz")
+    return status == 200 and hint in text
+
+
+async def test_a_worker_outlives_a_database_that_throws_it_out(
+    lab: WorkerLab, parts: WorkerParts, receiver: PushReceiver
+) -> None:
+    throw_out = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name LIKE 'mailboxd worker%'"
+    )
+    async with lab.worker() as worker:
+        for number in range(1, 4):
+            device = await parts.device(url=receiver.url)
+            assert await parts.stores.postgres.fetchval(throw_out) > 0
+            await parts.submit(device)
+            await receiver.wait_for(number)
+        await eventually(worker.is_ready)
+        assert worker.process.returncode is None
 
 
 async def is_state(parts: WorkerParts, device: bytes, state: str) -> bool:
@@ -115,9 +138,9 @@ async def test_sigterm_finishes_the_job_in_hand(lab: WorkerLab, parts: WorkerPar
     assert await pushed(parts, device)
 
 
-async def _refuses(worker: object) -> bool:
+async def _refuses(worker: WorkerProcess) -> bool:
     """Draining: the loops are over, only the job in hand is waited for."""
-    status, text = await worker.get("/metrics")  # type: ignore[attr-defined]
+    status, text = await worker.get("/metrics")
     return status == 200 and "mailboxd_jobs_in_hand 1.0" in text
 
 
@@ -125,9 +148,10 @@ async def test_flushall_in_the_middle_rebuilds_the_queue_from_the_outbox(
     lab: WorkerLab, parts: WorkerParts, receiver: PushReceiver
 ) -> None:
     devices = [await parts.device(url=receiver.url) for _ in range(20)]
-    async with lab.worker(faults="job.before_handler=stop") as stopped:
-        for device in devices:
-            await parts.submit(device)
+    for device in devices:
+        await parts.submit(device)
+    # All of them go out in one round; the first one that is begun stops the process.
+    async with lab.worker(faults="job.before_handler=stop", ready=False) as stopped:
         await eventually(lambda: _all(parts, "published"))
         redis = connect(lab.redis_url)
         await redis.flushdb()
@@ -136,7 +160,7 @@ async def test_flushall_in_the_middle_rebuilds_the_queue_from_the_outbox(
     async with lab.worker():
         await parts.skip(46)  # what the killed one had begun; all the rest comes back at once
         await receiver.wait_for(len(devices), within_seconds=20)
-    assert {push.wake_route_id for push in receiver.received}.__len__() == len(devices)
+    assert len({push.wake_route_id for push in receiver.received}) == len(devices)
 
 
 async def _all(parts: WorkerParts, state: str) -> bool:
