@@ -146,7 +146,11 @@ class MailboxClient:
             self._messages.clear()
             if back and self._stopped is not StopReason.STORE:
                 driver.give(ReturnMessages(tuple(back)))
-            await driver.close()
+            await driver.close(self._leave_store)
+        else:
+            self._leave_store()
+
+    def _leave_store(self) -> None:
         store = self._store
         if store is not None and store is not self._given_store:
             self._store = None

@@ -108,6 +108,7 @@ class Driver:
         self._numbers = count(1)
         self._random = secrets.SystemRandom().random
         self._thread = ThreadPoolExecutor(1, "mailbox-store") if store.blocks else None
+        self._left: asyncio.Future[None] | None = None  # the thread's last call, once it was asked for
         self._inbox: list[tuple[Input, asyncio.Future[None] | None]] = []
         self._bell = asyncio.Event()
         self._taken = Pulse()  # the inbox was taken: whoever waits for room looks again
@@ -133,8 +134,18 @@ class Driver:
         self._pump = asyncio.create_task(self._run(), name="mailbox-client")
         self.give(Start())
 
-    async def close(self) -> None:
-        """Stop the engine in good order, then everything that it started. Safe to cancel and to call again."""
+    async def close(self, leave_store: Callable[[], None]) -> None:
+        """Stop the engine in good order, then everything that it started. Safe to cancel and to call again.
+
+        `leave_store` is the last call that the store's thread makes, however this ends. On return it was made, unless
+        the disk hangs; then it is made when the disk goes on.
+        """
+        try:
+            await self._stop()
+        finally:
+            await self._leave(leave_store)
+
+    async def _stop(self) -> None:
         pump = self._pump
         if pump is not None:
             self._ending = True
@@ -155,8 +166,19 @@ class Driver:
             await self._socket.drop()
             self._socket = None
         await self.http.close()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)  # idle by now, unless the disk itself hangs
+
+    async def _leave(self, leave_store: Callable[[], None]) -> None:
+        # A cancelled caller leaves its call running in the thread, and SQLite brings the process down if its connection
+        # is closed under a call. So the closing queues up behind it.
+        if self._left is None:
+            if self._thread is None:
+                leave_store()
+                return
+            self._left = asyncio.wrap_future(self._thread.submit(leave_store))
+            self._thread.shutdown(wait=False)
+        await asyncio.wait((self._left,), timeout=CLOSE_TIMEOUT_S)
+        if self._left.done():
+            self._left.result()
 
     @property
     def ids(self) -> ClientMessageIds:
@@ -318,6 +340,8 @@ class Driver:
     async def _in_store(self, call: Callable[[], Result]) -> Result:
         if self._thread is None:
             return call()
+        if self._left is not None:
+            raise ClientStopped(StopReason.CLOSED)
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     # -- outputs
