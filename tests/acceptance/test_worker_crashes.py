@@ -79,6 +79,7 @@ async def test_killed_at_any_point_the_wake_is_not_forgotten(
         assert len(receiver.received) == pushes
 
 
+@pytest.mark.slow
 async def test_killed_in_every_attempt_it_ends_as_a_dead_letter(
     lab: WorkerLab, parts: WorkerParts, receiver: PushReceiver
 ) -> None:

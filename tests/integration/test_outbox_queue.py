@@ -333,6 +333,26 @@ async def test_poison_ends_as_a_dead_letter_after_its_attempts_with_growing_wait
         assert (await worker.outbox.depth()).dead_letter == 1
 
 
+async def test_what_is_begun_again_and_again_without_an_end_is_a_dead_letter(worker: WorkerParts) -> None:
+    """A worker that dies in the handler writes no failure: the attempt was counted when it began."""
+    device = await worker.device()
+    await worker.submit(device)
+    for attempt in range(1, RetryPolicy().attempts_max + 1):
+        await worker.dispatch()
+        [delivery] = await worker.queue.receive(1, block_ms=1)
+        job = await worker.outbox.begin(delivery.event_id, lease=timedelta(seconds=45))
+        assert job is not None
+        assert job.attempts == attempt
+        await worker.skip(46)
+        assert await worker.reconciler.round() == 1
+    await worker.turn()
+    row = await worker.intent(device)
+    assert (row["state"], row["reason"]) == ("dead_letter", "begun too often without an end")
+    assert worker.reconciler.hints() == {}
+    await worker.reconciler.round()
+    assert worker.reconciler.hints() == {"dead_letters": 1}
+
+
 async def dead_letter(worker: WorkerParts, device: Any) -> bytes:
     await worker.submit(device)
     event_id: bytes = (await worker.intent(device))["event_id"]
