@@ -21,7 +21,7 @@ logger = structlog.get_logger(__name__)
 
 HEAD_SECONDS: Final = 10.0  # from a request's first byte to the end of its head
 KEEPALIVE_SECONDS: Final = 75.0  # above the 60 s for which balancers usually keep idle connections
-LINGER_SECONDS: Final = 5.0  # what is still being sent is read and dropped for this long, so that the answer is seen
+LINGER_SECONDS: Final = 2.0  # what is still being sent is read and dropped for this long, so that the answer is seen
 HEAD_LINE_BYTES_MAX: Final = 8 * 1024
 HEADERS_MAX: Final = 64
 

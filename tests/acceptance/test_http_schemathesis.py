@@ -16,7 +16,7 @@ from tests.support.http_account import HttpAccount
 from tests.support.up import running_up
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
-EXAMPLES_PER_OPERATION = 10
+EXAMPLES_PER_OPERATION = 5
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -38,6 +38,8 @@ async def session(device: HttpDevice, *, door: Door | None = None, window: int =
         yield client
     finally:
         await client.leave()
+        with suppress(ConnectionError):
+            await client.writer.wait_closed()
 
 
 def a_send(to: HttpDevice, body: bytes = b"sealed") -> Send:

@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,13 @@ async def raw_exchange(door: Door, data: bytes, *, end: bool = False) -> bytes:
         async with asyncio.timeout(10):
             return await reader.read()
     finally:
-        writer.close()
+        await close(writer)
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 def parse(answer: bytes) -> tuple[int, dict[str, str], Any]:
@@ -249,7 +256,7 @@ async def test_a_head_that_never_ends_is_dropped(door: Door, monkeypatch: pytest
         async with asyncio.timeout(10):
             assert await reader.read() == b""
     finally:
-        writer.close()
+        await close(writer)
     assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
