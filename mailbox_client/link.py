@@ -201,7 +201,7 @@ class Link:
         self.phase = Phase.ONLINE
         self.welcome = welcome
         self._online_since = now
-        self._auth_failures = self._socket_failures = self._socket_retries = 0
+        self._socket_failures = self._socket_retries = 0
         self._token.renew_before(now, welcome.reauth_before - welcome.now)
         self._out.append(Notify(Connected(Transport.WEBSOCKET, welcome.pending)))
 
@@ -234,7 +234,10 @@ class Link:
         else:
             if early and not lost.unreachable and lost.http_status not in HTTP_STATUS_WAIT:
                 self._socket_failed(now)
-            self._fail(now, lost.code, None)
+            if early and self._http_now(now):
+                self._wait(now, lost.code, 0)  # HTTP has not been tried yet
+            else:
+                self._fail(now, lost.code, None)
 
     def frame_came(self) -> None:
         """Any frame proves the connection."""
@@ -263,9 +266,8 @@ class Link:
         self._fail(now, None, error.retry_after_ms if error is not None else None)
 
     def http_works(self, now: int) -> None:
-        self._auth_failures = 0
         if now - self._online_since >= self._settings.stable_ms:
-            self._failures = 0
+            self._failures = self._auth_failures = 0
 
     def wants_socket(self, now: int) -> bool:
         """True if HTTP is in use and it is time to try a WebSocket again."""
@@ -296,7 +298,7 @@ class Link:
                 self._abort(now)
             case Phase.ONLINE:
                 if now - self._online_since >= self._settings.stable_ms:
-                    self._failures = 0
+                    self._failures = self._auth_failures = 0
                 self._token.renew_when_due(now)
                 if self.transport is Transport.WEBSOCKET and now >= self._ping_at():
                     self._ping(now, self._settings.pong_ms)
@@ -405,10 +407,7 @@ class Link:
 
     def _fail(self, now: int, code: int | None, retry_after_ms: int | None) -> None:
         self._failures += 1
-        if self._http_now(now) and self.transport is Transport.WEBSOCKET:
-            self._wait(now, code, 0)  # HTTP has not been tried yet
-        else:
-            self._wait(now, code, max(retry_after_ms or 0, self._backoff(self._failures)))
+        self._wait(now, code, max(retry_after_ms or 0, self._backoff(self._failures)))
 
     def _wait(self, now: int, code: int | None, wait_ms: int) -> None:
         self.phase = Phase.WAITING

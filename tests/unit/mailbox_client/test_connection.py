@@ -209,6 +209,24 @@ def test_a_refused_token_is_replaced_at_once_and_then_with_backoff() -> None:
     assert waits(bench) > 0
 
 
+def test_tokens_that_are_refused_right_after_welcome_lead_to_no_storm() -> None:
+    bench = EngineBench(random=0.999)
+    bench.live()
+    pauses = []
+    for _ in range(6):
+        bench.give(SocketLost(bench.socket, CloseCode.UNAUTHENTICATED))
+        pauses.append(waits(bench))
+        bench.reopen()
+        bench.push()
+    assert pauses[0] == 0
+    assert pauses[1:] == sorted(pauses[1:])
+    assert pauses[-1] > 10_000
+    bench.advance(bench.settings.stable_ms)
+    bench.events()
+    bench.give(SocketLost(bench.socket, CloseCode.UNAUTHENTICATED))
+    assert waits(bench) == 0
+
+
 # -- GOAWAY
 
 
@@ -495,6 +513,23 @@ def test_a_websocket_that_fails_again_leads_straight_back_to_http() -> None:
     bench.give(SocketLost(bench.socket, http_status=403))
     bench.give(Tick())
     assert len(bench.take(GetPage)) == 1
+
+
+def test_a_network_that_is_gone_altogether_is_not_stormed() -> None:
+    bench = EngineBench(random=0.999)
+    blocked(bench)
+    (asked,) = bench.take(GetPage)
+    bench.give(RequestFailed(asked.request, MailboxError(ErrorCode.TOKEN_EXPIRED)))
+    bench.events()
+    pauses = []
+    for _ in range(8):
+        while not (fetched := bench.take(FetchToken)):
+            bench._to_next_due()
+        bench.give(TokenFailed(fetched[0].request))
+        pauses.append(waits(bench))
+    assert pauses == sorted(pauses)
+    assert pauses[0] > 0
+    assert pauses[-1] > 30_000
 
 
 def test_a_token_that_ends_under_http_is_replaced() -> None:
