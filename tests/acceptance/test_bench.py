@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.support.command import TREE, environment
 
 
@@ -47,6 +49,7 @@ def test_a_short_cycle_is_measured_metered_and_judged() -> None:
     assert echo["echoes_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_gateway_killed_under_traffic_loses_nothing_and_everybody_comes_back() -> None:
     (storm,) = bench("--scenario", "storm", "--devices", "60")["scenarios"]
     assert storm["ok"] is True

@@ -13,6 +13,7 @@ from tests.support.command import TREE, environment
 from tests.support.up import running_up
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_sockets_phones_and_http_users_send_and_receive_without_a_failure(data_dir: Path, tmp_path: Path) -> None:
     with running_up(data_dir) as server:
