@@ -198,6 +198,10 @@ class Delivery:
         session.told[kind] = now
         session.tell({"kind": kind, **values})
 
+    def ring_elsewhere(self, device: DeviceId, position: int) -> None:
+        """A session of the device ended here: if it has another one elsewhere, that one looks."""
+        self._wake.publish([Wake(device, position)])
+
     # Other ends
 
     def other_epoch(self, session: DeviceSession) -> None:

@@ -40,6 +40,7 @@ class GatewayMetrics(Metrics):
         self.wakes_in = self.counter("wakes_received", "Wakes heard from other processes.", ["kind"])
         self.wakes_dropped = self.counter("wakes_dropped", "Wakes that did not get through to Redis.")
         self.canary_age = self.gauge("wake_canary_age_seconds", "Since this gateway last heard its own wake.")
+        self.redis_reachable = self.gauge("redis_reachable", "1 while wakes go out and come back.")
         self.subscriber_restarts = self.counter("wake_subscriber_reconnects", "Times the subscription was made anew.")
         self.found_by_sweep = self.counter(
             "entries_found_by_sweep", "Sessions behind their mailbox, found by the sweep."

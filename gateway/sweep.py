@@ -154,6 +154,9 @@ class Sweep:
         own = None if session.device is None else self._sessions.instance_hash(session.device, session.instance)
         same_process = own is not None and own == found.instance_hash
         session.close(CloseCode.NORMAL if same_process else CloseCode.REPLACED, "replaced")
+        if session.device is not None:
+            # What was committed here meanwhile was taken for this session's and told to nobody else.
+            self._delivery.ring_elsewhere(session.device, found.head)
 
     async def _free_windows(self, sessions: Sequence[DeviceSession]) -> None:
         """Release from the windows what is not pending any more: acked elsewhere, expired, gone."""

@@ -96,6 +96,7 @@ class WakeListener:
             self._bus.publish_raw(self._canary, b"c", number)
             await self._clock.sleep(CANARY_S)
             self._metrics.canary_age.set(self.canary_age_s)
+            self._metrics.redis_reachable.set(self.alive and self._bus.reachable)
             if self.subscriber.connected and self.canary_age_s >= CANARY_DEAD_S:
                 log.warning("the wake subscription is silent; making a new one")
                 self._canary_heard_at = self._clock.monotonic()

@@ -99,6 +99,7 @@ class WsDoor:
         if self._registry.remove(session) and session.device is not None:
             unfinished = bool(state.unacked_entries) or not state.at_head
             self._sessions.close(CloseRequest(session.device, session.session_epoch, unfinished))
+            self.delivery.ring_elsewhere(session.device, state.sent)
         state.release(state.unacked_ids())  # the wheel may remember the session for a while, not its window
         if session.channel:
             self._listener.forget(session.channel)

@@ -6,6 +6,7 @@ closing go through one queue, so that a device which comes back at once does not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ from store.sql_files import load_sql
 BATCH_MAX: Final = 256
 WAITING_MAX: Final = 20_000
 SWEEP_MAX: Final = 1_000  # sessions in one call
+OPENS_PER_DEVICE_MAX: Final = TAKEOVERS_PER_MINUTE  # in one batch; each further one would be a round trip of its own
 
 _LEASE_SLACK_MS: Final = 10_000  # past the heartbeat deadline, so that a living session's lease never runs out
 
@@ -216,11 +218,11 @@ class SessionStore:
         await self._sweep_lane.close()
         return clean
 
-    async def _flush(
-        self, batch: Sequence[Waiting[OpenRequest | CloseRequest, Opened | None]]
-    ) -> Told[OpenRequest | CloseRequest, Opened | None]:
-        told: list[tuple[Waiting[OpenRequest | CloseRequest, Opened | None], Opened | MailboxError | None]] = []
-        for closes, opens in rounds_of(batch):
+    async def _flush(self, batch: Sequence[Item]) -> Told[OpenRequest | CloseRequest, Opened | None]:
+        judged, excess = within_reason(batch)
+        crowded = MailboxError(ErrorCode.RATE_LIMITED, retry_after_ms=1_000)
+        told: list[tuple[Item, Opened | MailboxError | None]] = [(item, crowded) for item in excess]
+        for closes, opens in rounds_of(judged):
             try:
                 await faultpoints.reach("session.before_call")
                 if closes:
@@ -287,6 +289,18 @@ def rounds_of(batch: Sequence[Item]) -> list[Round]:
             rounds.append(([], []))
         rounds[at][opens].append(item)
     return rounds
+
+
+def within_reason(batch: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """What is judged, and apart from it the HELLOs of a device that sends a crowd of them at once."""
+    judged: list[Item] = []
+    excess: list[Item] = []
+    opens: Counter[DeviceId] = Counter()
+    for item in batch:
+        opens[item.item.device] += isinstance(item.item, OpenRequest)
+        crowds = isinstance(item.item, OpenRequest) and opens[item.item.device] > OPENS_PER_DEVICE_MAX
+        (excess if crowds else judged).append(item)
+    return judged, excess
 
 
 def _ignore(_result: object) -> None:

@@ -103,8 +103,8 @@ class TestReplacing:
         assert [e.mid for f in latest.seen if isinstance(f, MailboxBatch) for e in f.entries] == [mid]
         later = await sender.deliver(alice.id)
         assert [entry.mid for entry in (await latest.find(MailboxBatch)).entries] == [later]
-        await first.closed()
-        assert later not in [e.mid for f in first.seen if isinstance(f, MailboxBatch) for e in f.entries]
+        # On another gateway the older one may have got it too, before that gateway had heard: the app drops repeats.
+        assert (await first.closed(within_seconds=2)).code == 4409
 
 
 async def test_two_at_once_leave_exactly_one(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.ids import DeviceId
 from store.coalescer import Waiting
-from store.sessions import CloseRequest, OpenRequest, lease_ms, rounds_of
+from store.sessions import CloseRequest, OpenRequest, lease_ms, rounds_of, within_reason
 
 DEVICES = [DeviceId(os.urandom(16)) for _ in range(3)]
 
@@ -38,6 +38,13 @@ def test_a_close_and_the_open_behind_it_take_one_round() -> None:
     device = DEVICES[0]
     assert len(rounds_of([an_item(device, False, 1), an_item(device, True, 2)])) == 1
     assert len(rounds_of([an_item(device, True, 1), an_item(device, False, 2)])) == 2
+
+
+def test_a_crowd_of_hellos_of_one_device_is_not_judged_one_by_one() -> None:
+    crowd = [an_item(DEVICES[0], True, n) for n in range(50)] + [an_item(DEVICES[1], True, 50)]
+    judged, excess = within_reason(crowd)
+    assert judged == [*crowd[:10], crowd[50]]
+    assert excess == crowd[10:50]
 
 
 def test_a_lease_outlasts_the_heartbeat_and_ends_in_time_for_the_push() -> None:
