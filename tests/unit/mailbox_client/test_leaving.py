@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from mailbox_client import MailboxClient
 from mailbox_client.local_store import StoredAccount
 from mailbox_client.local_store.sqlite import SqliteStore
 from protocol.ids import DeviceId, IdentityId, InstanceId
+from tests.support.waiting import eventually
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -58,18 +58,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "device.sqlite"
 
 
-async def _soon(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 async def test_a_client_that_is_cancelled_while_it_opens_closes_its_file_behind_the_call_under_way(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SlowDisk(monkeypatch)
     opening = asyncio.create_task(MailboxClient(NOWHERE, file).__aenter__())
-    await _soon(disk.entered.is_set)
+    await eventually(disk.entered.is_set)
     opening.cancel()
     asyncio.get_running_loop().call_later(0.05, disk.go_on.set)
     with pytest.raises(asyncio.CancelledError):
@@ -82,7 +76,7 @@ async def test_cancelled_again_while_it_waits_for_the_disk_it_still_does_not_clo
 ) -> None:
     disk = SlowDisk(monkeypatch)
     opening = asyncio.create_task(MailboxClient(NOWHERE, file).__aenter__())
-    await _soon(disk.entered.is_set)
+    await eventually(disk.entered.is_set)
     for _ in range(10):
         opening.cancel()
         await asyncio.sleep(0)
@@ -90,5 +84,5 @@ async def test_cancelled_again_while_it_waits_for_the_disk_it_still_does_not_clo
     assert opening.cancelled()
     assert disk.closed_at_rest is None
     disk.go_on.set()
-    await _soon(lambda: disk.closed_at_rest is not None)
+    await eventually(lambda: disk.closed_at_rest is not None)
     assert disk.closed_at_rest is True
