@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from protocol.errors import ErrorCode, MailboxError, Outcome
 from protocol.ids import ID_BYTES, DeviceId, WakeRouteId
 from store.auth import require_active
 from store.idempotency import KeyedRequest, Operation, RequestRecords
@@ -13,6 +14,8 @@ from store.policy_rules import Policy
 from store.postgres import Postgres
 from store.push_seal import PushSeal, SealBroken, Sealed
 from store.sql_files import load_sql
+
+ACTIVE: Final = 1  # mailboxes.state
 
 _SQL: Final = load_sql("push_routes")
 
@@ -76,7 +79,9 @@ class PushRouteStore:
 
     async def _write(self, connection: Any, device: DeviceId, address: PushAddress) -> PushRouteState:
         # Before the route (lock order): a worker that judges "no route" completes the intent under this lock.
-        await connection.execute(_SQL["lock_mailbox"], device)
+        # And a revocation that came first has closed the mailbox: its device must not get a route again.
+        if await connection.fetchval(_SQL["lock_mailbox"], device) != ACTIVE:
+            raise MailboxError(ErrorCode.DEVICE_REVOKED, outcome=Outcome.NOT_COMMITTED)
         row = await connection.fetchrow(_SQL["lock_route"], device)
         if row is not None and self._stands(device, row, address):
             return _state(row)

@@ -24,7 +24,7 @@ RETURNING wake_route_id, provider, status, mailboxd_ms(created_at) AS created_ms
 
 -- name: lock_mailbox
 -- $1 device_id
-SELECT FROM mailboxes WHERE device_id = $1 FOR NO KEY UPDATE;
+SELECT state FROM mailboxes WHERE device_id = $1 FOR NO KEY UPDATE;
 
 -- name: announce_route
 -- What waits is announced over the new route now; what the old one was told counts no more. $1 device_id

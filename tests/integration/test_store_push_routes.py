@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from protocol.errors import ErrorCode, MailboxError
 from store.push_routes import PushAddress
 from store.push_seal import SealBroken
 from tests.support.accounts import Accounts, accounts
+from tests.support.waiting import eventually
 
 WEBPUSH = PushAddress("webpush", {"endpoint": "https://push.example/canary-endpoint", "p256dh": "p", "auth": "a"})
 
@@ -127,3 +129,21 @@ async def test_a_revoked_device_has_no_route_and_gets_none(store: Accounts) -> N
         with pytest.raises(MailboxError) as caught:
             await call
         assert caught.value.code is ErrorCode.DEVICE_REVOKED
+
+
+async def test_a_put_that_meets_a_revocation_under_way_leaves_no_route(store: Accounts) -> None:
+    _, registered = await store.register()
+    async with store.postgres.transaction() as revoking:
+        await revoking.execute("SELECT FROM mailboxes FOR NO KEY UPDATE")
+        putting = asyncio.create_task(store.push_routes.put(registered.device_id, WEBPUSH, key=None))
+        await eventually(lambda: somebody_waits(store), what="the put waits for the mailbox")
+        await revoking.execute("UPDATE mailboxes SET state = 2")
+    with pytest.raises(MailboxError) as caught:
+        await putting
+    assert caught.value.code is ErrorCode.DEVICE_REVOKED
+    assert await store.push_routes.state(registered.device_id) is None
+
+
+async def somebody_waits(store: Accounts) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return bool(await store.postgres.fetchval(query))
