@@ -154,7 +154,7 @@ class WorkerConfig(ProcessConfig):
     fcm_credentials_file: Path | None = None  # the JSON file of a service account
     fcm_url: str = Field(default="https://fcm.googleapis.com", pattern="^https://")
     wake_repeat_s: int = Field(default=30, ge=1, le=1_200)  # DESIGN, "Outbox, queue, wake push"
-    job_concurrency: int = Field(default=32, ge=1, le=1_000)
+    job_concurrency: int = Field(default=64, ge=1, le=1_000)
     cleanup_s: float = Field(default=5.0, ge=0.1, le=60)
     dispatch_poll_s: float = Field(default=1.0, ge=0.05, le=60)
     drain_deadline_s: float = Field(default=30.0, ge=0, le=3_600)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import signal
 from collections.abc import Callable
@@ -117,7 +116,8 @@ class Worker:
         guard = AddressGuard(config.push_private_networks_allowed)
         poster = await stack.enter_async_context(HttpPoster(guard, connections_max=config.push_concurrency))
         providers = await _providers(config, keyring, poster, lambda: clock.wall_ms() / 1000, stack)
-        sender = PushSender(providers, worker_metrics, clock, concurrency=config.push_concurrency, chance=random.random)
+        at_once = min(config.push_concurrency, config.job_concurrency)
+        sender = PushSender(providers, worker_metrics, clock, concurrency=at_once)
 
         def tell_route_gone(device: DeviceId) -> None:
             wake.publish([Wake(device, 0, WakeKind.ROUTE)])

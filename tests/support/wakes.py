@@ -77,7 +77,7 @@ class WorkerParts:
         self.outbox = OutboxStore(postgres, self.rules)
         self.retention = RetentionStore(postgres)
         self.queue = JobQueue(self.redis, INSTANCE_TAG, consumer=os.urandom(8).hex().encode())
-        self.sender = PushSender({"gateway": self.provider}, self.metrics, clock, concurrency=64, chance=lambda: 0.5)
+        self.sender = PushSender({"gateway": self.provider}, self.metrics, clock, concurrency=64)
         self.wake_device = WakeDevice(
             self.outbox,
             postgres,

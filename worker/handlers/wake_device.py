@@ -18,7 +18,7 @@ from store.postgres import Postgres
 from store.push_seal import PushSeal, SealBroken
 from worker.push.outcome import Accepted, Gone, Misconfigured, Outcome, Retry, Target
 from worker.push.pruning import CONFIRM_SECONDS
-from worker.push.sender import PushSender
+from worker.push.sender import NOT_TRIED, PushSender
 from worker.retry_policy import RetryPolicy
 from worker.wake_decision import Done, Push, Wait, decide, facts_of
 
@@ -91,7 +91,7 @@ class WakeDevice:
         """What is not a success leaves the intent open, unless it is certain that there is no route any more."""
         match outcome:
             case Retry(cause, after):
-                tried = cause not in ("busy", "paused")  # not tried: the backoff need not grow
+                tried = cause not in NOT_TRIED  # then the backoff need not grow
                 troubles = job.troubles + tried
                 wait = after if not tried and after is not None else self._trouble_wait(troubles, after)
                 await self._outbox.put_off(job, wait=wait, reason=f"{route.provider} {cause}", troubles=troubles)

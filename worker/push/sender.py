@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -12,9 +12,11 @@ from worker.metrics import WorkerMetrics
 from worker.push.circuit import Circuit
 from worker.push.outcome import Accepted, Gone, Misconfigured, Outcome, Provider, Retry, Target
 from worker.push.pruning import GoneJudge
+from worker.push.turns import Turns
 
-PER_HOST_MAX: Final = 8  # pushes at once to one host: nobody may aim us at somebody
-BUSY_SECONDS: Final = 1.0
+PER_HOST_MAX: Final = 8  # pushes at once to one host that clients named: nobody may aim us at somebody
+NOT_TRIED: Final = frozenset({"busy", "paused"})  # causes of a Retry without a push
+PLATFORMS: Final = frozenset({"apns", "fcm"})  # fixed hosts, made for it
 
 
 class PushSender:
@@ -27,21 +29,24 @@ class PushSender:
         clock: Clock,
         *,
         concurrency: int,
-        chance: Callable[[], float],
     ) -> None:
+        """`concurrency`: how many pushes the caller sends at once at most."""
         self._providers = providers
         self._metrics = metrics
         self._clock = clock
-        self._chance = chance
         self._per_provider_max = max(1, concurrency // 2)  # the other half is always there for the others
         self._in_flight: Counter[str] = Counter()
         self._circuits = {name: Circuit() for name in providers}
         self._judges = {name: GoneJudge() for name in providers}
+        self._turns = {name: Turns(self._host_max(name)) for name in providers}
 
     async def push(self, provider_name: str, target: Target) -> Outcome:
         """One push. Retry with cause `busy` or `paused` when it was not even tried."""
         outcome = await self._push(provider_name, target)
-        self._metrics.pushes.labels(provider_name, type(outcome).__name__.lower()).inc()
+        label = type(outcome).__name__.lower()
+        if isinstance(outcome, Retry) and outcome.cause in NOT_TRIED:
+            label = outcome.cause
+        self._metrics.pushes.labels(provider_name, label).inc()
         return outcome
 
     def may_prune(self, provider_name: str, route: bytes) -> bool:
@@ -52,13 +57,16 @@ class PushSender:
         self._metrics.prunes_held.labels(provider_name).set(judge.holds(now))
         return may
 
+    def _host_max(self, name: str) -> int:
+        return self._per_provider_max if name in PLATFORMS else min(PER_HOST_MAX, self._per_provider_max)
+
     async def _push(self, name: str, target: Target) -> Outcome:
         provider = self._providers.get(name)
         if provider is None:
             return Misconfigured("no_provider")
         host = f"{name} {provider.host(target)}"
-        if self._in_flight[host] >= PER_HOST_MAX or self._in_flight[name] >= self._per_provider_max:
-            return Retry("busy", timedelta(seconds=BUSY_SECONDS * (1 + self._chance())))
+        if self._in_flight[host] >= self._host_max(name) or self._in_flight[name] >= self._per_provider_max:
+            return Retry("busy", timedelta(seconds=self._turns[name].wait(host, self._clock.monotonic())))
         circuit = self._circuits[name]
         if (pause := circuit.pause_left(host, self._clock.monotonic())) > 0:
             return Retry("paused", timedelta(seconds=pause))
@@ -71,6 +79,7 @@ class PushSender:
         finally:
             now = self._clock.monotonic()
             self._metrics.push_seconds.labels(name).observe(now - began)
+            self._turns[name].answered(host, now - began)
             for key in (host, name):
                 self._in_flight[key] -= 1
                 if not self._in_flight[key]:

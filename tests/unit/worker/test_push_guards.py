@@ -45,7 +45,7 @@ class Provider:
 
 
 def a_sender(clock: FakeClock, concurrency: int = 64, **providers: Provider) -> PushSender:
-    return PushSender(providers, WorkerMetrics(Metrics()), clock, concurrency=concurrency, chance=lambda: 0.0)
+    return PushSender(providers, WorkerMetrics(Metrics()), clock, concurrency=concurrency)
 
 
 def test_a_target_that_fails_again_and_again_is_left_alone_longer_and_longer() -> None:
@@ -151,6 +151,37 @@ async def test_no_host_gets_more_than_its_share_at_once(clock: FakeClock) -> Non
     assert {outcome.cause for outcome in outcomes if isinstance(outcome, Retry)} == {"busy"}
 
 
+async def test_who_is_turned_away_comes_back_in_turn_as_fast_as_the_host_answers(clock: FakeClock) -> None:
+    provider = Provider()
+    provider.hold = asyncio.Event()
+    sender = a_sender(clock, gateway=provider)
+    held = [asyncio.create_task(sender.push("gateway", target(number))) for number in range(PER_HOST_MAX)]
+    await asyncio.sleep(0)
+    waits = []
+    for number in range(400):
+        outcome = await sender.push("gateway", target(number))
+        assert isinstance(outcome, Retry)
+        assert outcome.after is not None
+        waits.append(outcome.after.total_seconds())
+    assert waits == sorted(waits)
+    assert waits[0] >= 0.5
+    # As many a second as the host takes at 0.2 s an answer, not all of them again after one second.
+    assert waits[-1] - waits[0] == pytest.approx(399 * 0.2 / PER_HOST_MAX)
+    provider.hold.set()
+    await asyncio.gather(*held)
+
+
+async def test_the_platforms_own_hosts_take_as_many_as_their_provider_may(clock: FakeClock) -> None:
+    provider = Provider()
+    provider.hold = asyncio.Event()
+    sender = a_sender(clock, 64, fcm=provider)
+    tasks = [asyncio.create_task(sender.push("fcm", target(number))) for number in range(40)]
+    await asyncio.sleep(0)
+    assert provider.pushed == 32
+    provider.hold.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_a_slow_provider_leaves_half_of_all_pushes_to_the_others(clock: FakeClock) -> None:
     slow, quick = Provider(), Provider()
     slow.hold = asyncio.Event()
@@ -179,7 +210,7 @@ async def test_a_provider_that_is_down_is_not_asked_again_and_again(clock: FakeC
 async def test_an_outage_that_says_gone_holds_all_prunes_and_shows_it(clock: FakeClock) -> None:
     provider = Provider(lambda _target: Gone())
     metrics = WorkerMetrics(Metrics())
-    sender = PushSender({"gateway": provider}, metrics, clock, concurrency=64, chance=lambda: 0.0)
+    sender = PushSender({"gateway": provider}, metrics, clock, concurrency=64)
     for _ in range(3):
         for number in range(30):
             assert isinstance(await sender.push("gateway", target(number)), Gone)
