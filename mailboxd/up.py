@@ -184,6 +184,7 @@ async def _stop_all(children: Sequence[ChildProcess], grace_s: float, stop: Stop
     stopping = [asyncio.create_task(child.stop(grace_s=grace_s), name=f"stop-{child.name}") for child in children]
     hurried = asyncio.create_task(stop.urgent.wait(), name="stop-urgent")
     ended = asyncio.gather(*stopping)
+    ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # a cancelled stop has no other reader
     await asyncio.wait((ended, hurried), return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if not ended.done():

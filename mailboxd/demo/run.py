@@ -55,6 +55,9 @@ async def _demo(data_dir: Path, files: Sequence[Outgoing], environ: Mapping[str,
                         result["ok"] = True
                     except (DemoFailed, ClientError, MailboxError, TimeoutError) as error:
                         result["problem"] = str(error) or "it took too long"
+                    except asyncio.CancelledError:
+                        display.say("stopping everything that was started")  # takes seconds; silence looks like a hang
+                        raise
                     result |= play.tally.report()
             result["seconds"] = round(perf_counter() - started, 2)
             display.say("stopping everything that was started")

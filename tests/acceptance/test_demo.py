@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.command import command_line, environment, run
+from tests.support.waiting import eventually
 
 PLAYED = ("ok", "sent", "delivered", "opened", "acked", "woken", "reconciled", "latency_ms")
 
@@ -100,3 +102,24 @@ def test_interrupted_it_stops_everything_that_it_started(
     assert demo.returncode != 0
     assert "Traceback" not in complaints
     assert left_of(data_dir) == []
+
+
+def test_interrupted_twice_it_is_in_a_hurry_and_still_leaves_nothing(data_dir: Path, files: list[Path]) -> None:
+    with subprocess.Popen(
+        command_line("demo", "--json", "--data-dir", str(data_dir), *map(str, files)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "envelopes" in line:
+                demo.send_signal(signal.SIGINT)
+            if "stopping" in line:  # it says so, for it takes seconds
+                demo.send_signal(signal.SIGINT)
+                break
+        _, complaints = demo.communicate(timeout=60)
+    assert demo.returncode != 0
+    assert complaints == ""
+    asyncio.run(eventually(lambda: left_of(data_dir) == []))
