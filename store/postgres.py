@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -129,7 +129,7 @@ class Postgres:
             yield connection
         except DRIVER_ERRORS as error:
             if breaks_connection(error):
-                connection.terminate()
+                _terminate(connection)
             raise to_mailbox_error(classify(error)) from error
         finally:
             await asyncio.shield(self._pool.release(connection))
@@ -175,8 +175,14 @@ async def uncancelled(connection: Any, call: Awaitable[T], timeout_s: float = CA
 
 
 def _abandon(connection: Any, task: asyncio.Future[Any]) -> None:
-    connection.terminate()
+    _terminate(connection)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the error is ours: seen
+
+
+def _terminate(connection: Any) -> None:
+    """Drop the connection, also one that the pool took back when it broke: its stand-in refuses every call."""
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
 
 
 class Lane:
