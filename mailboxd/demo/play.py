@@ -100,7 +100,7 @@ class Play:
             second = await Account.register(second_network.url, self._second_store)
             self._display.say("two devices registered with their Ed25519 keys")
             await self._prepare_second(second_network, private_key)
-            self._display.say("the second device uploaded a key and its push route, and went offline")
+            self._display.say("the second device uploaded a key and a push route, went offline")
             await self._send_all(first_network, second)
             await self._wait_for_wake()
             await self._receive_all(second_network, SealedBox(private_key))
@@ -127,7 +127,7 @@ class Play:
                 await client.caught_up()
                 claim = await client.http.claim_prekeys(second.identity_id)
             to, key = _device_and_key(claim.devices)
-            self._display.say("the first device claimed the key and seals the files in envelopes of at most 64 KiB")
+            self._display.say("the first device claimed the key and seals: 64 KiB at most a piece")
             box = SealedBox(PublicKey(key))
             *all_but_last, last = self._pieces
             outcomes = [await self._post(client, to, box, piece) for piece in all_but_last]
@@ -136,7 +136,7 @@ class Play:
             network.lose_answers()
             cmid = await self._post(client, to, box, last)
             await self._stored(second, len(self._pieces))
-            self._display.say("the answer to the last one was lost on the way, and the connection with it")
+            self._display.say("the last one's answer was lost on the way, and the connection too")
             network.cut()
             async with asyncio.timeout(STEP_S_MAX):
                 receipt = await client.outcome(cmid)
@@ -195,7 +195,7 @@ class Play:
             client.on_wake()
             messages = client.messages()
             await self._take(messages, box, rebuilder, until=total // 2)
-            self._display.say(f"{self.tally.acked} received over the WebSocket and acknowledged; now the line is cut")
+            self._display.say(f"{self.tally.acked} received by WebSocket and acknowledged; now the line is cut")
             network.cut()
             client.prefer(Transport.HTTP)
             async with asyncio.timeout(STEP_S_MAX):
@@ -238,7 +238,7 @@ class Play:
                 raise DemoFailed(f"{came.name} is not what was sent")
         if len(rebuilt) != len(self._files):
             raise DemoFailed(f"{len(self._files)} files were sent and {len(rebuilt)} came")
-        self._display.say(f"{len(rebuilt)} files opened and rebuilt, their hashes are equal")
+        self._display.say(f"{len(rebuilt)} file{'s' * (len(rebuilt) != 1)} opened and rebuilt; the hashes are equal")
 
     async def _emptied(self, account: Account, name: str) -> None:
         """Wait, while its client acknowledges, until nothing is left in a mailbox, echo entries included."""

@@ -70,7 +70,7 @@ def test_everything_that_is_sent_arrives_once_and_a_second_run_works_too(data_di
 def test_without_files_it_sends_the_readme_and_the_licence(data_dir: Path) -> None:
     done = run("demo", "--data-dir", str(data_dir))
     assert done.code == 0, done.out
-    assert "2 files opened and rebuilt, their hashes are equal" in done.out
+    assert "2 files opened and rebuilt; the hashes are equal" in done.out
     assert "first device's mailbox is empty" in done.out
     assert "second device's mailbox is empty" in done.out
 
