@@ -22,6 +22,7 @@ from gateway.connection_registry import ConnectionRegistry
 from gateway.database_time import DatabaseTime
 from gateway.delivery import Delivery
 from gateway.drain import Drain
+from gateway.flush_queue import FlushQueue
 from gateway.handlers.ack import AckHandler
 from gateway.handlers.defer import DeferHandler
 from gateway.handlers.hello import HelloHandler
@@ -39,7 +40,6 @@ from gateway.services import GatewayServices
 from gateway.sweep import Sweep
 from gateway.upgrade import UpgradeJudge
 from gateway.wake_listener import WakeListener
-from gateway.ws_connection import Outbox
 from gateway.ws_door import FrameHandler, WsDoor
 from protocol.cursor import CursorRing
 from protocol.fingerprint import InstanceSecret
@@ -165,7 +165,7 @@ class Gateway:
         cursors = CursorRing(*keyring.cursor_ring)
 
         registry = ConnectionRegistry()
-        outbox = Outbox(loop, now)
+        flush_queue = FlushQueue(loop, now)
         inbound = ByteBudget(config.inbound_bytes_max)
         waiters = MailboxWaiters(wake.names, config.long_polls_max)
         come_back = ComeBack(now, lambda: policy().handshakes_per_second)
@@ -178,7 +178,7 @@ class Gateway:
             reader=reader,
             wake=wake,
             waiters=waiters,
-            outbox=outbox,
+            flush_queue=flush_queue,
             database_time=database_time,
             metrics=metrics,
         )
@@ -238,7 +238,7 @@ class Gateway:
             delivery=delivery,
             sessions=sessions,
             listener=listener,
-            outbox=outbox,
+            flush_queue=flush_queue,
             budget=inbound,
             limits=limits,
             come_back=come_back,

@@ -15,10 +15,10 @@ import structlog
 
 from gateway.connection_registry import ConnectionRegistry
 from gateway.database_time import DatabaseTime
+from gateway.flush_queue import FlushQueue
 from gateway.mailbox_waiters import MailboxWaiters
 from gateway.metrics import GatewayMetrics
 from gateway.session import DeviceSession
-from gateway.ws_connection import Outbox
 from protocol.codec import encode_entry, encode_mailbox_batch
 from protocol.errors import CloseCode, MailboxError
 from protocol.ids import DeviceId, MessageId
@@ -42,7 +42,7 @@ class Delivery:
         reader: MailboxReader,
         wake: WakeBus,
         waiters: MailboxWaiters,
-        outbox: Outbox,
+        flush_queue: FlushQueue,
         database_time: DatabaseTime,
         metrics: GatewayMetrics,
     ) -> None:
@@ -50,7 +50,7 @@ class Delivery:
         self._reader = reader
         self._wake = wake
         self._waiters = waiters
-        self._outbox = outbox
+        self._flush_queue = flush_queue
         self._database_time = database_time
         self._tally = metrics.tally
         self._here: dict[DeviceSession, list[StoredEntry]] = {}
@@ -190,7 +190,7 @@ class Delivery:
         self._wake.publish([Wake(device, values.get("left", 0), wake[kind])])
 
     def tell_session(self, session: DeviceSession, kind: str, **values: int) -> None:
-        now = self._outbox.now()
+        now = self._flush_queue.now()
         if session.told is None:
             session.told = {}
         if now - session.told.get(kind, -TELL_AGAIN_S) < TELL_AGAIN_S:
@@ -222,7 +222,7 @@ class Delivery:
 
     def tick(self) -> None:
         """Once a second: repeat failed reads, free the slots of what expired in blocked windows."""
-        now = self._outbox.now()
+        now = self._flush_queue.now()
         if now >= self._filling_until:
             self._filling_told.clear()
             self._filling_until = now + TELL_AGAIN_S

@@ -8,32 +8,26 @@ control frame, the closing handshake), so an idle connection holds next to nothi
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import structlog
-from websockets.frames import Frame, Opcode
-from websockets.protocol import OPEN
-from websockets.server import ServerProtocol
 
 from gateway.byte_budget import ByteBudget
+from gateway.flush_queue import FlushQueue
 from gateway.ws_frames import header, parse
+from gateway.ws_library import TextMessage, UncommonFrames
 from protocol.errors import CloseCode
 from protocol.limits import SLOW_CONSUMER_S
 
 WRITE_HIGH_BYTES: Final = 64 * 1024  # nothing is read from the mailbox, nor from the client, above this
 WRITE_LOW_BYTES: Final = 16 * 1024
 CLOSING_S: Final = 5.0  # how long the closing handshake may take
-CLOSING_MESSAGE_BYTES_MAX: Final = 16 * 1024
 STALL_CHECK_S: Final = 5.0
 
 _EMPTY_PING: Final = b"\x89\x00"
 
 log = structlog.get_logger(__name__)
-
-_LIBRARY_LOG: Final = logging.getLogger("gateway.ws_library")
-_LIBRARY_LOG.setLevel(logging.ERROR)  # it would tell of every closed connection
 
 
 class MessageHandler(Protocol):
@@ -67,29 +61,6 @@ class MessageHandler(Protocol):
         ...
 
 
-class Outbox:
-    """The connections with something to say; flushed once in a turn of the loop.
-
-    So what a batch of commits, a page and a new request give rise to in one turn goes out in one write a connection.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
-        """`now`: monotonic seconds."""
-        self._call_soon = loop.call_soon
-        self.now = now
-        self._dirty: list[WsConnection] = []
-
-    def add(self, connection: WsConnection) -> None:
-        if not self._dirty:
-            self._call_soon(self.flush)
-        self._dirty.append(connection)
-
-    def flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for connection in dirty:
-            connection.flush()
-
-
 class WsConnection(asyncio.Protocol):
     """One upgraded connection. Its life: `start`, messages, `close` by either side, `connection_lost`."""
 
@@ -97,14 +68,13 @@ class WsConnection(asyncio.Protocol):
         "__weakref__",
         "_budget",
         "_closing_until",
-        "_fragments",
+        "_flush_queue",
         "_held",
         "_inbox",
         "_library",
         "_needed",
         "_on_lost",
         "_out",
-        "_outbox",
         "_partial",
         "_paused",
         "_stalled_since",
@@ -117,23 +87,22 @@ class WsConnection(asyncio.Protocol):
     )
 
     def __init__(
-        self, outbox: Outbox, budget: ByteBudget, address: str, on_lost: Callable[[WsConnection], None]
+        self, flush_queue: FlushQueue, budget: ByteBudget, address: str, on_lost: Callable[[WsConnection], None]
     ) -> None:
         """`address`: the client's, as limits see it. `on_lost` is called once when the transport is gone."""
         self.transport: asyncio.Transport | None = None
         self.session: MessageHandler | None = None
         self.address = address
         self.heard_at = 0.0
-        self._outbox = outbox
+        self._flush_queue = flush_queue
         self._budget = budget
         self._on_lost = on_lost
         self._out: list[bytes] | None = None
         self._partial: bytearray | None = None  # the start of a frame
         self._needed = 0
         self._inbox: list[bytes] | None = None  # messages that the session does not take yet
-        self._fragments: list[bytes] | None = None
         self._held = 0  # bytes of ours in the budget
-        self._library: ServerProtocol | None = None
+        self._library: UncommonFrames | None = None
         self._paused = False
         self._closing_until = 0.0  # monotonic; 0: open
         self._written = 0
@@ -175,9 +144,7 @@ class WsConnection(asyncio.Protocol):
         if not self.is_open:
             return
         library = self._engage()
-        # From here on nothing that comes is kept: what is larger than this ends in the library's dropping everything.
-        library.max_message_size = CLOSING_MESSAGE_BYTES_MAX
-        library.send_close(code, reason)
+        library.close(code, reason)
         partial = self._partial
         self._begin_closing()
         self._write_library(library)
@@ -191,7 +158,7 @@ class WsConnection(asyncio.Protocol):
             self.transport.abort()
 
     def _begin_closing(self) -> None:
-        self._closing_until = self._outbox.now() + CLOSING_S
+        self._closing_until = self._flush_queue.now() + CLOSING_S
         session, self.session = self.session, None
         self._drop_input()
         if session is not None:
@@ -209,7 +176,6 @@ class WsConnection(asyncio.Protocol):
     def _drop_input(self) -> None:
         self._partial = None
         self._inbox = None
-        self._fragments = None
         self._hold(0)
         self._budget.forget(self)
 
@@ -222,7 +188,7 @@ class WsConnection(asyncio.Protocol):
         out = self._out
         if out is None:
             self._out = [header(len(message)), message]
-            self._outbox.add(self)
+            self._flush_queue.add(self)
         else:
             out.append(header(len(message)))
             out.append(message)
@@ -244,7 +210,7 @@ class WsConnection(asyncio.Protocol):
         self._write(transport, b"".join(out))
         if not self._stalled_since and self.session is not None:
             # From here on somebody looks whether the client takes it, until there is nothing left to take.
-            self._stalled_since = self._outbox.now()
+            self._stalled_since = self._flush_queue.now()
             self._taken = self._written - transport.get_write_buffer_size()
             self.session.written(self._stalled_since + STALL_CHECK_S)
 
@@ -289,7 +255,7 @@ class WsConnection(asyncio.Protocol):
             self._fail()
 
     def _received(self, data: bytes | bytearray) -> None:
-        self.heard_at = self._outbox.now()
+        self.heard_at = self._flush_queue.now()
         if self._closing_until:
             self._received_closing(data)
             return
@@ -320,7 +286,7 @@ class WsConnection(asyncio.Protocol):
                 self._partial = bytearray(rest)
                 self._needed = needed
                 break
-            self._feed_library(rest[:needed] if needed else rest)
+            self._feed_library(rest[:needed] if needed else rest, limit)
             if not needed:
                 break  # it does not go on after this
             data = rest[needed:]
@@ -375,7 +341,7 @@ class WsConnection(asyncio.Protocol):
             if self._held and self._budget.exceeded:
                 self._budget.wait(self)
                 return
-            self.heard_at = self._outbox.now()  # what it said meanwhile was ours to read
+            self.heard_at = self._flush_queue.now()  # what it said meanwhile was ours to read
         self._paused = False
         transport.resume_reading()
 
@@ -396,8 +362,8 @@ class WsConnection(asyncio.Protocol):
         held = len(self._partial) if self._partial is not None else 0
         if self._inbox is not None:
             held += sum([len(message) for message in self._inbox])
-        if self._fragments is not None:
-            held += sum([len(fragment) for fragment in self._fragments])
+        if self._library is not None:
+            held += self._library.held_bytes
         self._hold(held)
         if held and self._budget.exceeded and not self._closing_until:
             # Who holds nothing is read on: small whole requests get through while others fill the budget.
@@ -418,63 +384,45 @@ class WsConnection(asyncio.Protocol):
 
     # The uncommon
 
-    def _engage(self) -> ServerProtocol:
+    def _engage(self) -> UncommonFrames:
         if self._library is None:
-            self._library = ServerProtocol(state=OPEN, max_size=None, logger=_LIBRARY_LOG)
-        if self.session is not None:
-            self._library.max_message_size = self.session.message_bytes_max
+            self._library = UncommonFrames()
         return self._library
 
-    def _feed_library(self, frame: bytes | bytearray) -> None:
+    def _feed_library(self, frame: bytes | bytearray, message_bytes_max: int) -> None:
         """One whole frame, or the start of one that will not be accepted."""
         library = self._engage()
-        library.receive_data(frame)
-        for event in library.events_received():
-            if not isinstance(event, Frame) or event.opcode is Opcode.CLOSE:
-                break
-            if event.opcode is Opcode.PING or event.opcode is Opcode.PONG:
-                continue
-            if event.opcode is Opcode.TEXT:
-                if self.session is not None:
-                    self.session.text_message()
-                return
-            if event.fin and event.opcode is Opcode.BINARY:
-                self._take(bytes(event.data))
-                continue
-            if self._fragments is None:
-                self._fragments = []
-            self._fragments.append(bytes(event.data))
-            if event.fin:
-                whole, self._fragments = b"".join(self._fragments), None
-                self._take(whole)
+        try:
+            for message in library.feed(frame, message_bytes_max):
+                self._take(message)
+        except TextMessage:
+            if self.session is not None:
+                self.session.text_message()
         if self._closing_until:
             return
-        ended = library.state is not OPEN
-        if ended:
+        if library.ended:
             self._begin_closing()
         self._write_library(library)
-        if not ended and library.current_size is None:
+        if library.idle:
             self._library = None
 
     def _received_closing(self, data: bytes | bytearray) -> None:
         library = self._library
-        if library is None:
-            return
-        library.receive_data(data)
-        library.events_received()
-        self._write_library(library)
+        if library is not None:
+            library.feed_closing(data)
+            self._write_library(library)
 
-    def _write_library(self, library: ServerProtocol) -> None:
+    def _write_library(self, library: UncommonFrames) -> None:
         """What the library has to say goes out behind what was queued before it."""
         self.flush()
-        for data in library.data_to_send():
+        for data in library.to_send():
             transport = self.transport
             if transport is None:
                 return
             if data:
                 self._write(transport, data)
-            elif library.close_rcvd is not None:
-                transport.close()  # both sides have closed
+            elif library.both_closed:
+                transport.close()
             elif transport.can_write_eof():
                 transport.write_eof()  # the library reads nothing more from this client; it may still read us
 

@@ -14,11 +14,12 @@ from gateway.come_back import ComeBack
 from gateway.connection_limits import ConnectionLimits
 from gateway.connection_registry import ConnectionRegistry
 from gateway.delivery import Delivery
+from gateway.flush_queue import FlushQueue
 from gateway.metrics import GatewayMetrics
 from gateway.session import DeviceSession
 from gateway.timer_wheel import TimerWheel
 from gateway.wake_listener import WakeListener
-from gateway.ws_connection import Outbox, WsConnection
+from gateway.ws_connection import WsConnection
 from protocol.errors import CloseCode
 from runtime.clock import Clock
 from runtime.config import GatewayConfig
@@ -46,7 +47,7 @@ class WsDoor:
         delivery: Delivery,
         sessions: SessionStore,
         listener: WakeListener,
-        outbox: Outbox,
+        flush_queue: FlushQueue,
         budget: ByteBudget,
         limits: ConnectionLimits,
         come_back: ComeBack,
@@ -63,7 +64,7 @@ class WsDoor:
         self._registry = registry
         self._sessions = sessions
         self._listener = listener
-        self._outbox = outbox
+        self._flush_queue = flush_queue
         self.budget = budget
         self._limits = limits
         self._numbers = count(1)
@@ -76,7 +77,7 @@ class WsDoor:
 
         `address` was counted by the limits and is given back at the end. `early`: what came behind the request's head.
         """
-        connection = WsConnection(self._outbox, self.budget, address, self._connection_gone)
+        connection = WsConnection(self._flush_queue, self.budget, address, self._connection_gone)
         self.open_sockets += 1
         now = self.now()
         session = DeviceSession(self, connection, next(self._numbers), now)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.byte_budget import ByteBudget
-from gateway.ws_connection import CLOSING_S, WRITE_HIGH_BYTES, Outbox, WsConnection
+from gateway.flush_queue import FlushQueue
+from gateway.ws_connection import CLOSING_S, WRITE_HIGH_BYTES, WsConnection
 from protocol.limits import SLOW_CONSUMER_S
 from tests.support.raw_client import BINARY, CLOSE, CONTINUATION, PING, TEXT, ws_frame
 
@@ -108,11 +109,11 @@ class Bench:
         self.now = 100.0
         self.soon: list[Any] = []
         self.budget = ByteBudget(budget)
-        self.outbox = Outbox(self, lambda: self.now)  # type: ignore[arg-type]
+        self.flush_queue = FlushQueue(self, lambda: self.now)  # type: ignore[arg-type]
         self.session = Recorder()
         self.transport = HeldTransport()
         self.gone = 0
-        self.connection = WsConnection(self.outbox, self.budget, "192.0.2.1", self._gone)
+        self.connection = WsConnection(self.flush_queue, self.budget, "192.0.2.1", self._gone)
         self.connection.start(self.transport, self.session, self.now)
 
     def call_soon(self, callback: Any) -> None:
