@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from tests.support.blocking import BlockingRunner
 from tests.support.command import run
+from tests.support.directories import servers_directory
 from tests.support.up import Up, running_up, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def up() -> Iterator[Up]:
-    parent = Path(tempfile.mkdtemp(prefix="mailboxd-restore-"))
-    parent.chmod(0o711)
+    parent = servers_directory()
     with running_up(parent / "data") as running:
         yield running
     shutil.rmtree(parent, ignore_errors=True)

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from protocol.ids import to_text
 from tests.support.blocking import BlockingRunner
 from tests.support.command import Finished, command_line, environment, run
+from tests.support.directories import servers_directory
 from tests.support.up import Up, running_up, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def up() -> Iterator[Up]:
     """One server for all tests here, with two gateways."""
-    parent = Path(tempfile.mkdtemp(prefix="mailboxd-mail-"))
-    parent.chmod(0o711)
+    parent = servers_directory()
     with running_up(parent / "data", "--gateways", "2") as running:
         yield running
     shutil.rmtree(parent, ignore_errors=True)

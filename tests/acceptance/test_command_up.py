@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import command_line, environment, run
+from tests.support.directories import servers_directory
 from tests.support.up import Up, is_running, running_up, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """A directory that is not there yet, at a place that the servers' user can reach."""
-    parent = Path(tempfile.mkdtemp(prefix="mailboxd-up-"))
-    parent.chmod(0o711)
+    parent = servers_directory()
     yield parent / "data"
     shutil.rmtree(parent, ignore_errors=True)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import environment, run
+from tests.support.directories import servers_directory
 from tests.support.http_account import HttpAccount
 from tests.support.up import running_up
 
@@ -22,8 +22,7 @@ EXAMPLES_PER_OPERATION = 5
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """At a place that the servers' user can reach."""
-    parent = Path(tempfile.mkdtemp(prefix="mailboxd-schemathesis-"))
-    parent.chmod(0o711)
+    parent = servers_directory()
     yield parent / "data"
     shutil.rmtree(parent, ignore_errors=True)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from tests.support.canaries import Find
 from tests.support.canary_evidence import Monitor, dumped_tables, stored_in_redis
 from tests.support.canary_flow import Flow
+from tests.support.directories import servers_directory
 from tests.support.up import Up, running_up, until
 
 # Where a value may be, and why.
@@ -55,8 +55,7 @@ ALLOWED: Final[dict[Find, str]] = {
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """At a place that the servers' user can reach."""
-    parent = Path(tempfile.mkdtemp(prefix="mailboxd-canaries-"))
-    parent.chmod(0o711)
+    parent = servers_directory()
     yield parent / "data"
     shutil.rmtree(parent, ignore_errors=True)
 

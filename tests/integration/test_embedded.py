@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from mailboxd import wheel_binaries
 from mailboxd.embedded import EmbeddedError, EmbeddedServices, UnreachablePath
 from mailboxd.unprivileged import first_closed, server_user
 from mailboxd.wheel_binaries import Programs
+from tests.support.directories import servers_directory
 from tests.support.waiting import eventually
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to give its rights up")
@@ -28,8 +28,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has to give
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
     """Not below pytest's directory, which is closed to the servers' user."""
-    directory = Path(tempfile.mkdtemp(prefix="mailboxd-test-"))
-    directory.chmod(0o711)
+    directory = servers_directory()
     yield directory / "data"
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -6,13 +6,13 @@ import asyncio
 import glob
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from mailboxd.server_process import ServerProcess
 from mailboxd.unprivileged import server_user
+from tests.support.directories import servers_directory
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -23,8 +23,7 @@ class DebianPostgres:
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
-        self._directory = Path(tempfile.mkdtemp(prefix="mailboxd-test-"))
-        self._directory.chmod(0o711)
+        self._directory = servers_directory()
         self._user = server_user(self._directory / "cluster")
         self._process: ServerProcess | None = None
 

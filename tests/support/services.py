@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,13 +16,20 @@ import redis
 from mailboxd.embedded import EmbeddedServices
 from migrations import runner
 from tests.support.blocking import BlockingRunner
+from tests.support.directories import servers_directory
 
 POSTGRES_NAME: Final = "MAILBOXD_TEST_POSTGRES_DSN"  # of a role that may create databases; names no one's data
 REDIS_NAME: Final = "MAILBOXD_TEST_REDIS_URL"  # its databases are emptied
 REDIS_DATABASES: Final = 16
 
 # What the disk promises is tested on clusters of their own (test_embedded.py); this one is thrown away.
-FAST_AND_FORGETFUL: Final = {"fsync": "off", "full_page_writes": "off", "autovacuum_naptime": "60s"}
+FAST_AND_FORGETFUL: Final = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "autovacuum_naptime": "60s",
+    "min_wal_size": "80MB",  # it may lie in memory
+    "max_wal_size": "512MB",
+}
 
 _numbers = itertools.count(1)
 
@@ -108,9 +114,7 @@ class Services:
         await self._admin.execute(sql)
 
     def _start_embedded(self) -> None:
-        # Not below pytest's own directory: that is closed to the user that PostgreSQL runs as when the tests are root.
-        self._own_dir = Path(tempfile.mkdtemp(prefix="mailboxd-test-"))
-        self._own_dir.chmod(0o711)
+        self._own_dir = servers_directory()
         self._embedded = EmbeddedServices(self._own_dir, postgres_settings=FAST_AND_FORGETFUL)
         self.blocking.run(self._embedded.start())
         postgres = self._embedded.postgres
