@@ -138,7 +138,7 @@ class OutboxStore:
         await self._postgres.execute(_SQL["unpublish"], list(event_ids), claimed.claimed_at)
 
     async def begin(self, event_id: bytes, *, lease: timedelta) -> Job | None:
-        """Count an attempt and return what to decide by; None when the event is not published (any more).
+        """Count an attempt and return what to decide by; None when the event is not published or is begun already.
 
         Unless it is brought to an end, the event comes back `lease` later.
         """

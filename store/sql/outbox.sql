@@ -10,12 +10,12 @@ UPDATE outbox_events SET state = 'pending', next_attempt_at = mailboxd_now(), up
 
 -- name: begin
 -- Counts the attempt before anything is done: a worker that dies in it leaves a trace. No published_at: it waits in the
--- queue no more. $1 event_id, $2 lease.
+-- queue no more, and a second message of the same publication begins nothing beside it. $1 event_id, $2 lease.
 -- Facts of the same snapshot as the position: what is pushed after this began after that position committed.
 WITH begun AS (
     UPDATE outbox_events SET attempts = attempts + 1, published_at = NULL, next_attempt_at = mailboxd_now() + $2::interval,
            updated_at = mailboxd_now()
-     WHERE event_id = $1 AND state = 'published'
+     WHERE event_id = $1 AND state = 'published' AND published_at IS NOT NULL
     RETURNING *
 )
 SELECT x.event_id, x.aggregate_ref AS device, x.task_type, x.task_version, x.generation, x.attempts, x.troubles,

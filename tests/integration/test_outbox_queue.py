@@ -471,6 +471,21 @@ async def test_a_second_delivery_after_the_end_changes_nothing(worker: WorkerPar
     assert len(worker.provider.pushed) == 1
 
 
+async def test_a_publication_is_begun_once_however_often_it_is_delivered(worker: WorkerParts) -> None:
+    device = await worker.device()
+    await worker.submit(device)
+    claimed = await worker.outbox.claim(10, published_for=timedelta(seconds=60))
+    [publication] = claimed.publications
+    begun = await asyncio.gather(
+        *(worker.outbox.begin(publication.event_id, lease=timedelta(seconds=45)) for _ in range(3))
+    )
+    assert sum(job is not None for job in begun) == 1
+    await worker.skip(46)  # whoever began it is gone: it comes back
+    assert await worker.reconciler.round() == 1
+    await worker.turn()
+    assert (await worker.intent(device))["pushes_accepted"] == 1
+
+
 async def test_dispatchers_of_two_workers_share_the_due_events(worker: WorkerParts) -> None:
     devices = [await worker.device() for _ in range(40)]
     for device in devices:
