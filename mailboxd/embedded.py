@@ -85,7 +85,8 @@ class EmbeddedServices:
         try:
             programs = Programs(self._data_dir, user)
             run_dir: Path | None = self._data_dir / "run"
-            if len(os.fsencode(str(run_dir))) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES_MAX:
+            long = len(os.fsencode(str(run_dir))) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES_MAX
+            if long or "," in str(run_dir):  # PostgreSQL and its clients take a comma for the next directory
                 run_dir = None
             else:
                 user.own(self._data_dir / "run")

@@ -7,6 +7,7 @@ import signal
 import socket
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from mailboxd.server_process import ServerProcess
 from mailboxd.unprivileged import ServerUser
@@ -50,7 +51,7 @@ class EmbeddedValkey:
         if self._run_dir is not None and self._socket is not None:
             for left in self._run_dir.glob("valkey-*.sock"):
                 left.unlink(missing_ok=True)
-            self.url = f"unix://{self._socket}?db=0"
+            self.url = f"unix://{quote(str(self._socket))}?db=0"
             door = ["--port", "0", "--unixsocket", str(self._socket), "--unixsocketperm", "700"]
         else:
             if self._process is None:  # one that ended comes back at its old address
