@@ -248,7 +248,7 @@ async def _connected(database: str | asyncpg.Connection) -> AsyncIterator[asyncp
             target_session_attrs="read-write",
         )
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-        raise MigrationError(f"cannot connect to the database: {type(error).__name__}") from error
+        raise MigrationError(f"cannot connect to the database: {str(error) or type(error).__name__}") from error
     try:
         yield connection
         await connection.close()

@@ -8,6 +8,7 @@ process (limits, retention, rates) is the policy in the database instead.
 from __future__ import annotations
 
 import difflib
+import ssl
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -130,6 +131,13 @@ class GatewayConfig(ProcessConfig):
         yield from super()._contradictions()
         if (self.tls_certificate is None) != (self.tls_key is None):
             yield Contradiction(("tls_certificate", "tls_key"), "belong together: set both or neither")
+        elif self.tls_certificate is not None and self.tls_key is not None:
+            try:
+                # A key with a passphrase is a mistake as well: without an answer here OpenSSL would ask the terminal.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_certificate, self.tls_key, password="")
+            except OSError as error:  # SSLError is one
+                reason = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or "not a PEM file"
+                yield Contradiction(("tls_certificate", "tls_key"), f"cannot be used together ({reason})")
 
     @field_validator("tls_certificate", "tls_key")
     @classmethod
@@ -249,7 +257,7 @@ def _from_file(environ: Mapping[str, str], problems: list[str]) -> dict[str, Any
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{FILE_SETTING}: not TOML: {error}")
         return {}
-    problems += [_unknown(name, name, known_settings()) for name in values if name not in known_settings()]
+    problems += [_unknown(name, known_settings()) for name in values if name not in known_settings()]
     return {name: value for name, value in values.items() if name in known_settings()}
 
 
@@ -262,14 +270,15 @@ def _from_environment(environ: Mapping[str, str], problems: list[str]) -> dict[s
         if variable == variable.upper() and name in known_settings():
             values[name] = value
         else:
-            problems.append(_unknown(variable, name, {PREFIX + known.upper() for known in known_settings()}))
+            problems.append(_unknown(variable, {PREFIX + known.upper() for known in known_settings()}))
     return values
 
 
-def _unknown(shown: str, name: str, known: frozenset[str] | set[str]) -> str:
-    wanted = shown if shown.startswith(PREFIX) else name
-    close = difflib.get_close_matches(wanted, known, n=1)
-    return f"{shown}: there is no such setting{f'; did you mean {close[0]}?' if close else ''}"
+def _unknown(shown: str, known: frozenset[str] | set[str]) -> str:
+    # Without the prefix: that all names share it makes none of them alike.
+    prefix = PREFIX if shown.startswith(PREFIX) else ""
+    close = difflib.get_close_matches(shown.removeprefix(prefix), [one.removeprefix(prefix) for one in known], n=1)
+    return f"{shown}: there is no such setting{f'; did you mean {prefix}{close[0]}?' if close else ''}"
 
 
 def _told(problem: Any) -> str:

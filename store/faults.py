@@ -75,6 +75,20 @@ def to_mailbox_error(fault: Fault) -> MailboxError:
     return MailboxError(ErrorCode.UNAVAILABLE, retry_after_ms=_RETRY_AFTER_MS, outcome=outcome)
 
 
+def not_connected(error: BaseException, *, within_seconds: float) -> MailboxError:
+    """What a process that starts, or a command, tells the operator, in words that hold no password.
+
+    The driver's own texts name host, role and database at most.
+    """
+    if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedFunctionError | asyncpg.UndefinedColumnError):
+        message = "The database does not have this release's schema: run `mailboxd migrate apply`."
+    else:
+        slow = isinstance(error, TimeoutError)
+        reason = f"no answer within {within_seconds:.0f} s" if slow else str(error) or type(error).__name__
+        message = f"PostgreSQL cannot be reached: {reason}."
+    return MailboxError(ErrorCode.UNAVAILABLE, message, retry_after_ms=_RETRY_AFTER_MS, outcome=Outcome.NOT_COMMITTED)
+
+
 def overloaded() -> MailboxError:
     """The answer of every full queue: nothing was written, come back soon."""
     return to_mailbox_error(Fault.UNREACHED)

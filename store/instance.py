@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import asyncpg
 
 from protocol.errors import ErrorCode, MailboxError
-from store.faults import DRIVER_ERRORS, classify, to_mailbox_error
+from store.faults import DRIVER_ERRORS, classify, not_connected, to_mailbox_error
 from store.policy_rules import Policy
 from store.postgres import Postgres
 from store.sql_files import load_sql
@@ -105,23 +105,14 @@ async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_S, target_session_attrs="read-write")
     except (*DRIVER_ERRORS, ValueError) as error:
-        raise MailboxError(ErrorCode.UNAVAILABLE, f"PostgreSQL cannot be reached: {_reason(error)}.") from error
+        raise not_connected(error, within_seconds=CONNECT_TIMEOUT_S) from error
     try:
         await connection.set_type_codec("uuid", schema="pg_catalog", encoder=bytes, decoder=bytes, format="binary")
         await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
         yield connection
     except asyncpg.UndefinedTableError as error:
-        raise MailboxError(
-            ErrorCode.UNAVAILABLE, "The database has no schema yet: run mailboxd migrate apply."
-        ) from error
+        raise not_connected(error, within_seconds=CONNECT_TIMEOUT_S) from error
     except DRIVER_ERRORS as error:
         raise to_mailbox_error(classify(error)) from error
     finally:
         connection.terminate()
-
-
-def _reason(error: BaseException) -> str:
-    """Why, in words that hold no password: the driver's texts name host, role and database at most."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {CONNECT_TIMEOUT_S:.0f} s"
-    return str(error) or type(error).__name__

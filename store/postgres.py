@@ -17,7 +17,7 @@ from asyncpg.pool import PoolConnectionProxy
 from blake3 import blake3
 
 from protocol.errors import ErrorCode, MailboxError
-from store.faults import DRIVER_ERRORS, Fault, breaks_connection, classify, to_mailbox_error
+from store.faults import DRIVER_ERRORS, Fault, breaks_connection, classify, not_connected, to_mailbox_error
 from store.sql_files import load_sql
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Postgres:
         self.epoch = bytes(EPOCH_BYTES)  # of the newest connection
 
     async def open(self) -> None:
-        """Connect; MailboxError(UNAVAILABLE) when the database cannot be reached or holds no instance."""
+        """Connect. MailboxError(UNAVAILABLE), whose message tells the operator why, when that does not work."""
         try:
             self._pool = await asyncpg.create_pool(
                 self._dsn,
@@ -93,8 +93,8 @@ class Postgres:
                 server_settings=self._settings,
                 target_session_attrs="read-write",
             )
-        except DRIVER_ERRORS as error:
-            raise to_mailbox_error(Fault.UNREACHED) from error
+        except (*DRIVER_ERRORS, ValueError) as error:  # ValueError: a DSN that the driver cannot take
+            raise not_connected(error, within_seconds=CONNECT_TIMEOUT_S) from error
 
     async def close(self) -> None:
         """Wait a moment for calls in flight, then drop what is left."""

@@ -44,7 +44,7 @@ def test_an_empty_database_becomes_an_instance_in_two_commands(settings: Setting
     too_early = run("init", settings=settings)
     assert (too_early.code, too_early.err) == (
         1,
-        "mailboxd: The database has no schema yet: run mailboxd migrate apply.\n",
+        "mailboxd: The database does not have this release's schema: run `mailboxd migrate apply`.\n",
     )
     applied = run("migrate", "apply", "--json", settings=settings)
     assert (applied.code, applied.json["applied"][0]) == (0, "0001")

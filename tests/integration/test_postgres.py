@@ -18,10 +18,16 @@ async def test_a_database_without_an_instance_says_what_to_do(uninitialised_data
 
 
 async def test_a_database_that_cannot_be_reached_is_unavailable_and_nothing_was_written() -> None:
-    postgres = Postgres("postgresql://nobody@127.0.0.1:1/none")
-    with pytest.raises(MailboxError) as refused:
+    postgres = Postgres("postgresql://nobody:a-secret@127.0.0.1:1/none")
+    with pytest.raises(MailboxError, match=r"PostgreSQL cannot be reached: .*127\.0\.0\.1.* 1") as refused:
         await postgres.open()
     assert (refused.value.code, refused.value.outcome) == (ErrorCode.UNAVAILABLE, Outcome.NOT_COMMITTED)
+    assert "a-secret" not in refused.value.message
+
+
+async def test_a_database_without_the_schema_says_what_to_do(empty_database: str) -> None:
+    with pytest.raises(MailboxError, match="mailboxd migrate apply"):
+        await Postgres(empty_database).open()
 
 
 async def test_an_exhausted_pool_answers_within_two_seconds(database: str) -> None:

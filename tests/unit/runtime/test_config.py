@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from runtime.config import ConfigError, GatewayConfig, WorkerConfig, known_settings, load_config, mask_url
 from runtime.setting_types import ListenAddress
+from tests.support.certificates import self_signed
 
 ENOUGH = {
     "MAILBOXD_POSTGRES_DSN": "postgresql://app:hunter2@db/mailboxd",
@@ -63,6 +64,10 @@ def test_a_misspelt_setting_is_a_mistake_with_a_suggestion() -> None:
     ]
 
 
+def test_nothing_is_suggested_for_a_name_that_is_like_none() -> None:
+    assert problems_of(ENOUGH | {"MAILBOXD_FOO": "1"}) == ["MAILBOXD_FOO: there is no such setting"]
+
+
 def test_a_mistake_does_not_repeat_the_value() -> None:
     problems = problems_of({"MAILBOXD_POSTGRES_DSN": "mysql://u:hunter2@db", "MAILBOXD_REDIS_URL": "hunter2"})
     assert "hunter2" not in "".join(problems)
@@ -73,6 +78,30 @@ def test_tls_needs_both_files(tmp_path: Path, given: str) -> None:
     (tmp_path / "file.pem").write_text("x")
     [problem] = problems_of(ENOUGH | {given: str(tmp_path / "file.pem")})
     assert problem == "MAILBOXD_TLS_CERTIFICATE, MAILBOXD_TLS_KEY: belong together: set both or neither"
+
+
+def test_a_key_that_does_not_fit_its_certificate_is_named_with_the_other_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    certificate, key = self_signed(tmp_path / "one")
+    _, foreign_key = self_signed(tmp_path / "two")
+
+    def problems_with(used: Path) -> list[str]:
+        return problems_of(
+            ENOUGH
+            | {
+                "MAILBOXD_TLS_CERTIFICATE": str(certificate),
+                "MAILBOXD_TLS_KEY": str(used),
+                "MAILBOXD_POSTGRES_POOL_MIN": "9",
+                "MAILBOXD_POSTGRES_POOL_MAX": "2",
+            }
+        )
+
+    pools = "MAILBOXD_POSTGRES_POOL_MIN, MAILBOXD_POSTGRES_POOL_MAX: the minimum is above the maximum"
+    both = "MAILBOXD_TLS_CERTIFICATE, MAILBOXD_TLS_KEY: cannot be used together"
+    assert problems_with(key) == [pools]
+    assert problems_with(foreign_key) == [pools, f"{both} (KEY_VALUES_MISMATCH)"]
+    assert problems_with(certificate)[1].startswith(both)
 
 
 @pytest.mark.parametrize(
