@@ -18,7 +18,7 @@ from store.redis_client import REDIS_TROUBLE, whole
 GROUP: Final = b"workers"
 MESSAGES_MAX: Final = 20_000  # the stream is cut here; what falls off comes back through the outbox's deadline
 PIPELINE_MAX: Final = 250
-BLOCK_MS: Final = 2_000  # well below the socket's timeout
+BLOCK_MS: Final = 500  # well below the socket's timeout, and how long a stop waits for the receive in flight
 
 
 class QueueLost(Exception):

@@ -58,7 +58,7 @@ logger = structlog.get_logger(__name__)
 
 # A turn of a loop may wait for a Redis socket (10 s), a database call (30 s) or a batch; what is slower stands still.
 STALLED_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 2.5  # a receive in flight ends within its 2 s
+STOP_SECONDS: Final = 0.8  # a receive in flight ends within its half second
 
 
 async def serve(config: WorkerConfig) -> int:
