@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -20,6 +20,8 @@ logger = structlog.get_logger(__name__)
 BACKOFF_FIRST_SECONDS: Final = 0.1
 BACKOFF_MAX_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 5.0
+CANCEL_AGAIN_SECONDS: Final = 1.0
+CANCELS_MAX: Final = 10
 
 
 class Progress:
@@ -112,10 +114,7 @@ class Supervisor:
                 for task in done:
                     task.result()
         finally:
-            stop_seen.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(stop_seen, *tasks, return_exceptions=True)
+            await _end({stop_seen, *tasks})
 
     async def _keep(self, loop: _Loop, stopping: asyncio.Event) -> None:
         failures = 0
@@ -146,3 +145,17 @@ class Supervisor:
         finally:
             pause.cancel()
             stop_seen.cancel()
+
+
+async def _end(tasks: Set[asyncio.Task[Any]]) -> None:
+    """Cancel until they have ended: a library below a loop may swallow a cancellation that meets its result."""
+    for _ in range(CANCELS_MAX):
+        for task in tasks:
+            task.cancel()
+        ended, tasks = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_SECONDS)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # told already, or a sequel of what was
+        if not tasks:
+            return
+    logger.error("loops do not end", loops=[task.get_name() for task in tasks])

@@ -163,6 +163,31 @@ async def test_a_loop_that_does_not_end_in_its_time_is_cancelled(clock: FakeCloc
     assert cancelled == [True]
 
 
+async def test_a_loop_that_swallows_a_cancellation_ends_all_the_same(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio.wait_for does that before Python 3.12, when its result comes in the same moment."""
+    monkeypatch.setattr("runtime.supervise.CANCEL_AGAIN_SECONDS", 0.01)
+    stopping, supervisor, swallowed = asyncio.Event(), Supervisor(clock), []
+
+    async def body(progress: Progress) -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if len(swallowed) == 2:
+                    raise
+                swallowed.append(True)
+
+    supervisor.add("loop", body, stalled_after_seconds=10)
+    running = asyncio.create_task(supervisor.run(stopping, stop_seconds=0.01))
+    await settle()
+    stopping.set()
+    async with asyncio.timeout(5):
+        await running
+    assert len(swallowed) == 2
+
+
 async def test_a_pause_before_a_restart_ends_at_once_when_stopping(clock: FakeClock) -> None:
     stopping, supervisor = asyncio.Event(), Supervisor(clock)
 
