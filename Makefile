@@ -81,7 +81,7 @@ define install
 	  || { echo "Python 3.11 or newer is needed (apt-get install python3, Debian 12 or newer; or make PYTHON=...)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 1; }
-	@exec 9>.venv.lock && flock 9 && set -e; \
+	@set -e; exec 9>.venv.lock; flock 9; \
 	  if ! test "$$(cat .venv/.place 2>/dev/null)" = "$(CURDIR)"; then \
 	    rm -rf .venv; $(PYTHON) -m venv .venv; printf %s "$(CURDIR)" >.venv/.place; \
 	  fi; \

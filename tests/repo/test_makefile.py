@@ -78,6 +78,13 @@ def test_an_environment_that_was_left_half_made_is_made_again(clone: Clone) -> N
     assert (clone.environments_made(), clone.installations()) == (2, 1)
 
 
+def test_where_nothing_can_be_written_nothing_is_tried(clone: Clone) -> None:
+    """The lock comes first: without it an installation beside another one would damage both."""
+    (clone.path / ".venv.lock").mkdir()
+    assert clone.make().returncode != 0
+    assert not (clone.path / ".venv").exists()
+
+
 @pytest.mark.parametrize(
     ("missing", "told"),
     [
