@@ -136,7 +136,7 @@ class SimSocket:
             self._world.send_arrives(self._client, frame, self._world.synced_at(self._client, self))
         self._server.receive(data)
         if isinstance(frame, Hello) and not self._server.ended:
-            self._world.synced(self, self._client)
+            self._world.synced(self)
 
     def _from_server(self, data: bytes) -> None:
         if self._broken or self._may_break():

@@ -115,6 +115,7 @@ class SimClient:
         self._requests: set[int] = set()
         self._tick_at: int | None = None
         self._numbers: Iterator[int] = count(1)
+        self.first_page = (0, 0)  # process and request: of the page that begins the present HTTP session
 
     # -- processes
 
@@ -284,10 +285,13 @@ class SimClient:
             case GetPage(request, cursor, wait_s, until):
                 assert self.engine is not None
                 reading = self.engine._reading
+                begins = (self._process, request)
                 first = reading.is_page(request) and reading._watermark is None
+                if first:
+                    self.first_page = begins
                 self._request(
                     request,
-                    lambda: self._page(request, cursor, until, first=first),
+                    lambda: self._page(request, cursor, until, begins if first else None),
                     lambda error: RequestFailed(request, error),
                     wait_ms=wait_s * 1000,
                 )
@@ -386,10 +390,10 @@ class SimClient:
         now = self.world.server.now_ms
         return TokenGiven(request, token, reauth_before - now, now)
 
-    def _page(self, request: int, cursor: str | None, until: str | None, *, first: bool) -> Input:
+    def _page(self, request: int, cursor: str | None, until: str | None, begins: tuple[int, int] | None) -> Input:
         page = self.world.server.pull(self.device, cursor, PULL_LIMIT_DEFAULT if until is None else 5, until)
-        if first:
-            self.world.synced(None, self)
+        if begins is not None:
+            self.world.page_read(self, begins)
         return PullAnswered(request, page)
 
     def _post(self, request: int, send: Send, synced_at: int | None) -> Input:
@@ -505,7 +509,7 @@ class World:
         self._attempts: dict[tuple[DeviceId, ClientMessageId], object] = {}
         self._requests: dict[tuple[DeviceId, int], ClientMessageId] = {}
         self._committed_at: dict[tuple[DeviceId, ClientMessageId], int] = {}
-        self._synced_at: dict[DeviceId, int] = {}
+        self._page_read_at: dict[tuple[DeviceId, tuple[int, int]], int] = {}
         self._socket_synced: dict[SimSocket, int] = {}
         self._outcomes: dict[tuple[DeviceId, ClientMessageId], str] = {}
         self.decided: set[tuple[DeviceId, ClientMessageId]] = set()
@@ -687,16 +691,19 @@ class World:
     def request_cmid(self, client: SimClient, request: int) -> ClientMessageId | None:
         return self._requests.get((client.device, request))
 
-    def synced(self, socket: SimSocket | None, client: SimClient) -> None:
-        """The server told the client a watermark: from here on it can know everything committed before."""
-        if socket is not None:
-            self._socket_synced[socket] = self.schedule.now
-        else:
-            self._synced_at[client.device] = self.schedule.now
+    def synced(self, socket: SimSocket) -> None:
+        """The server read a watermark for this socket: the client can know everything committed before."""
+        self._socket_synced[socket] = self.schedule.now
+
+    def page_read(self, client: SimClient, begins: tuple[int, int]) -> None:
+        """The same for the first page of an HTTP session; that of an abandoned one may be read late."""
+        self._page_read_at[client.device, begins] = self.schedule.now
 
     def synced_at(self, client: SimClient, socket: SimSocket | None = None) -> int | None:
         """When the watermark of this socket, or of the present HTTP session, was read at the server."""
-        return self._socket_synced.get(socket) if socket is not None else self._synced_at.get(client.device)
+        if socket is not None:
+            return self._socket_synced.get(socket)
+        return self._page_read_at.get((client.device, client.first_page))
 
     def send_arrives(self, client: SimClient, send: Send, synced_at: int | None) -> None:
         """Seed 002: what was committed before a session's watermark must be matched in it, not sent again.
