@@ -13,6 +13,7 @@ from tests.support.gateways import Device, GatewayLab, LocalGateway
 from tests.support.mailboxes import a_cmid, a_mid
 from tests.support.raw_client import Closed, RawClient
 from tests.support.seeds import random_seeds
+from tests.support.waiting import pace
 
 SECONDS = 6.0
 DEVICES = 5
@@ -102,7 +103,7 @@ async def sends(
         await client.find(SendAck)
         for envelope in envelopes:
             sent[envelope.to].add(envelope.mid)
-        await asyncio.sleep(dice.choice((0, 0, 0.02)))
+        await pace(dice.choice((0, 0, 0.02)))
     return sent
 
 
@@ -124,7 +125,7 @@ async def test_all_mail_arrives_in_the_end_and_none_twice_in_a_session(lab: Gate
             ]
             async with asyncio.timeout(SECONDS + 20):
                 for _ in range(int(SECONDS)):
-                    await asyncio.sleep(1)
+                    await pace(1)
                     await lab.redis.execute_command("CLIENT", "KILL", "TYPE", "PUBSUB")
             stopping.set()
         for receiver in receivers:
