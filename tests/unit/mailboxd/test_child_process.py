@@ -28,7 +28,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
 """
 POLITE = SERVE.format(on_term="signal.signal(signal.SIGTERM, lambda *args: sys.exit(0))")
 DEAF = SERVE.format(on_term="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-FAILING = "import sys; [print('line', n, flush=True) for n in range(100)]; print('no such file', file=sys.stderr); sys.exit(3)"
+FAILING = (
+    "import sys; [print('line', n, flush=True) for n in range(100)]; "
+    "print('no such file', file=sys.stderr); sys.exit(3)"
+)
 
 
 class Starts:
