@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from websockets.datastructures import Headers
 
 from gateway.byte_budget import ByteBudget
 from gateway.come_back import ComeBack
@@ -179,4 +178,4 @@ class TestParseHead:
     @given(st.binary(max_size=200))
     def test_any_bytes_are_judged_without_an_error(self, head: bytes) -> None:
         headers = parse_head(b"GET /v1/ws HTTP/1.1\r\n" + head)
-        assert headers is None or isinstance(headers, Headers)
+        assert headers is None or all(":" not in name for name, _ in headers)
