@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 
 import asyncpg
 import redis.asyncio
 
+from tests.support.directories import servers_directory
 from tests.support.services import set_clock_offset
 
 
@@ -38,3 +40,16 @@ async def test_each_test_has_an_empty_redis(redis_url: str) -> None:
     assert await client.dbsize() == 0
     await client.set("left", "behind")
     await client.aclose()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one() -> None:
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    mine = servers_directory()
+    left = mine.with_name(f"mailboxd-test-{gone.pid}-left")
+    left.mkdir()
+    other = servers_directory()
+    assert not left.exists()
+    assert mine.exists()
+    for directory in (mine, other):
+        directory.rmdir()
