@@ -5,7 +5,7 @@
 #   make test-all             the same and the slow ones
 #   make check                formatting, lint, types, room borders
 #   make bench                throughput and latency on this machine (BENCH_ARGS="--scenario cycle --seconds 8")
-#   make golden               write the golden schema and the OpenAPI document again
+#   make golden               write the golden schema, the OpenAPI and the AsyncAPI document again
 #   make lock                 resolve the lock files again after a change of dependencies
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -48,6 +48,7 @@ bench: .venv/.installed-dev
 golden: .venv/.installed-dev
 	$(BIN)/python -m tests.golden.write_schema
 	$(BIN)/python -m tests.golden.write_openapi
+	$(BIN)/python -m tests.golden.write_asyncapi
 
 lock: .venv/.installed-dev
 	$(LOCK) --extra build pyproject.toml -o requirements.lock
