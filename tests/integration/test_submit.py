@@ -12,7 +12,7 @@ from protocol.fingerprint import InstanceSecret
 from runtime import faultpoints
 from runtime.faultpoints import Action
 from store.policy_rules import Policy
-from store.postgres import Postgres
+from store.postgres import Lane, Postgres
 from store.records import AckRequest, Submitted
 from tests.support.database import connected
 from tests.support.mailboxes import Secrets, a_cmid, a_mid, a_send, an_envelope, stores
@@ -289,6 +289,29 @@ async def test_positions_of_one_mailbox_rise_and_no_reader_misses_one_whoever_wr
         await asyncio.gather(walker, holder)
         assert len(read) == len(set(read))
         assert set(read) == set(sent)
+
+
+async def test_a_hot_mailbox_at_its_limit_does_not_fall_to_one_transaction_a_request(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    call = Lane.call
+
+    async def counted(lane: Lane, query: str, *args: object) -> object:
+        nonlocal calls
+        calls += 1
+        return await call(lane, query, *args)
+
+    async with stores(database, Policy(pending_entries_max=120)) as gateway:
+        hot, *senders = await gateway.devices(201)
+        monkeypatch.setattr(Lane, "call", counted)
+        answers = await asyncio.gather(
+            *(gateway.submit.submit(a_send(sender, an_envelope(hot), session=n)) for n, sender in enumerate(senders)),
+            return_exceptions=True,
+        )
+    assert sum(isinstance(answer, Submitted) for answer in answers) == 120
+    assert {answer.code for answer in answers if isinstance(answer, MailboxError)} == {ErrorCode.MAILBOX_FULL}
+    assert calls <= 6
 
 
 async def test_a_request_that_breaks_its_batch_changes_nothing_for_its_neighbours(database: str) -> None:
