@@ -13,6 +13,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+import asyncpg
+
 from protocol.ids import DeviceId
 from store.audit import AuditOutcome, AuditStore, AuditType
 from store.policy_rules import Policy
@@ -147,6 +149,12 @@ class RetentionStore:
         assert row is not None  # noqa: S101 - an aggregate gives one row
         return RetentionPreview(*row)
 
+    async def _shorten(self, longest: timedelta, device: DeviceId, position: int) -> asyncpg.Record | None:
+        async with self._postgres.transaction() as connection:
+            owners = await connection.fetch(_SQL["retention_owners"], device, position, RETENTION_STEP)
+            held = [owner["device_id"] for owner in owners]
+            return await connection.fetchrow(_SQL["retention_step"], longest, device, position, RETENTION_STEP, held)
+
     async def apply(
         self,
         longest: timedelta,
@@ -164,9 +172,7 @@ class RetentionStore:
         envelopes = size = 0
         outcome, request_id = AuditOutcome.REFUSED, str(uuid.uuid4())
         try:
-            while row := await self._postgres.fetchrow(
-                _SQL["retention_step"], longest, device, position, RETENTION_STEP
-            ):
+            while row := await self._shorten(longest, device, position):
                 device, position = DeviceId(row["device"]), row["position"]
                 envelopes, size = envelopes + row["envelopes"], size + row["bytes"]
                 yield RetentionProgress(device, position, envelopes, size)

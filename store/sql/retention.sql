@@ -105,26 +105,32 @@ SELECT count(*) AS shortened_envelopes, count(DISTINCT e.recipient_device_id) AS
   FROM envelopes e CROSS JOIN (SELECT mailboxd_now() AS now) AS t
  WHERE e.expires_at > e.accepted_at + $1::interval AND e.acked_at IS NULL AND e.expires_at > t.now;
 
+-- name: retention_owners
+-- Locks the owners of up to $3 entries that stand after ($1 device, $2 position): a statement of its own, so that the next
+-- one sees what was acked before the lock.
+SELECT w.device_id FROM mailbox_owners w
+ WHERE w.device_id IN (SELECT p.recipient_device_id
+                         FROM (SELECT e.recipient_device_id FROM envelopes e
+                                WHERE (e.recipient_device_id, e.position) > ($1, $2)
+                                ORDER BY e.recipient_device_id, e.position LIMIT $3) AS p)
+ ORDER BY w.device_id FOR NO KEY UPDATE;
+
 -- name: retention_step
--- Shortens the lives of up to $4 entries that stand after ($2 device, $3 position). Clean-up removes what is over then.
--- $1 the new longest life. Returns where it came to; no row at the end.
+-- Shortens the lives of up to $4 entries that stand after ($2 device, $3 position) and whose owners $5 are locked. Clean-up
+-- removes what is over then. $1 the new longest life. Returns where it came to; no row at the end. Acked ones are left
+-- alone: they are on their way out already, and their clean-up deletes them without the owner's lock.
 WITH page AS MATERIALIZED (
-    SELECT e.recipient_device_id, e.position, e.envelope_size, e.acked_at, e.accepted_at,
-           e.expires_at > e.accepted_at + $1::interval AS longer
+    SELECT e.recipient_device_id, e.position, e.acked_at IS NULL AND e.expires_at > e.accepted_at + $1::interval AS longer
       FROM envelopes e WHERE (e.recipient_device_id, e.position) > ($2, $3)
      ORDER BY e.recipient_device_id, e.position LIMIT $4
-), held AS MATERIALIZED (
-    SELECT w.device_id FROM mailbox_owners w
-     WHERE w.device_id IN (SELECT p.recipient_device_id FROM page p WHERE p.longer)
-     ORDER BY w.device_id FOR NO KEY UPDATE
 ), shortened AS (
     UPDATE envelopes e SET expires_at = e.accepted_at + $1::interval
-      FROM page p JOIN held h ON h.device_id = p.recipient_device_id
-     WHERE p.longer AND e.recipient_device_id = p.recipient_device_id AND e.position = p.position
-       AND e.expires_at > e.accepted_at + $1::interval
-    RETURNING e.envelope_size, e.acked_at
+      FROM page p
+     WHERE p.longer AND p.recipient_device_id = ANY ($5::uuid[])
+       AND e.recipient_device_id = p.recipient_device_id AND e.position = p.position
+    RETURNING e.envelope_size
 )
 SELECT p.recipient_device_id AS device, p.position,
-       (SELECT count(*) FROM shortened s WHERE s.acked_at IS NULL) AS envelopes,
-       (SELECT coalesce(sum(s.envelope_size), 0)::bigint FROM shortened s WHERE s.acked_at IS NULL) AS bytes
+       (SELECT count(*) FROM shortened) AS envelopes,
+       (SELECT coalesce(sum(s.envelope_size), 0)::bigint FROM shortened s) AS bytes
   FROM page p ORDER BY p.recipient_device_id DESC, p.position DESC LIMIT 1;
