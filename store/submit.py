@@ -118,13 +118,14 @@ class SubmitStore:
         return clean
 
     async def _flush(self, batch: Sequence[Item]) -> Told[SubmitRequest, Submitted]:
+        if self._solo:
+            self._forget_solo()
         alone = [item for item in batch if item.key in self._solo] if self._solo else ()
         if not alone:
             return await self._run(self._lane, batch, wait=False)
         told = list(await self._run(self._lane, [item for item in batch if item.key not in self._solo], wait=False))
         for item in alone:
             told += await self._run(self._lane, (item,), wait=False)
-        self._forget_solo()
         return told
 
     async def _run(self, lane: Lane, batch: Sequence[Item], *, wait: bool) -> Told[SubmitRequest, Submitted]:
