@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 class Waiting(Generic[Item, Result]):
     """An item on its way: what it weighs, since when it waits, whom to tell."""
 
-    __slots__ = ("bytes", "done", "entries", "item", "key", "since")
+    __slots__ = ("bytes", "done", "entries", "item", "key", "since", "told")
 
     def __init__(
         self,
@@ -45,9 +45,16 @@ class Waiting(Generic[Item, Result]):
         self.bytes = size
         self.since = since
         self.done = done
+        self.told = False
 
     def finish(self, result: Result | MailboxError) -> None:
-        """Tell the caller. A caller that fails is a bug of its own and must not reach its neighbours."""
+        """Tell the caller, once: a flush that failed after it kept an item must not have it answered twice.
+
+        A caller that fails is a bug of its own and must not reach its neighbours.
+        """
+        if self.told:
+            return
+        self.told = True
         try:
             self.done(result)
         except Exception:

@@ -204,6 +204,24 @@ async def test_while_a_key_is_held_its_later_items_wait_and_others_go_on() -> No
     assert await later == "B"
 
 
+async def test_an_item_that_was_kept_by_a_flush_that_then_failed_is_told_once() -> None:
+    kept: list[Waiting[str, str]] = []
+
+    async def keeps_and_fails(batch: Sequence[Waiting[str, str]]) -> Told[str, str]:
+        kept.extend(batch)
+        raise RuntimeError("a bug after the item was kept")
+
+    flusher = Flusher()
+    coalescer = a_coalescer(flusher)
+    coalescer._flush = keeps_and_fails
+    told: list[object] = []
+    first = asyncio.Event()
+    coalescer.put("a", key=1, entries=1, size=1, done=lambda result: (told.append(result), first.set()))
+    await first.wait()
+    coalescer.finish_later([(waiting, "late") for waiting in kept])
+    assert len(told) == 1
+
+
 async def test_hooks_run_once_after_all_callers_of_a_batch_were_told() -> None:
     flusher = Flusher()
     coalescer = a_coalescer(flusher)
