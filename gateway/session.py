@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _INTERNAL_CLOSES: Final = Close(CloseCode.SERVER_FAULT)
+_ENDS: Final = (DueKind.CLOSE, DueKind.UNJUDGED)
 
 
 class DeviceSession:
@@ -195,7 +196,7 @@ class DeviceSession:
             state.heard_at = heard_at
         while (due := state.due(now)) is not None:
             self._act(due)
-            if due.kind is DueKind.CLOSE:
+            if due.kind in _ENDS:
                 return now + 1
         deadline = state.next_deadline()
         return min(deadline, again) if again else deadline
@@ -207,5 +208,7 @@ class DeviceSession:
             case DueKind.REAUTH_SOON:
                 self.tell({"kind": "reauth_soon", "before": self.token_ends_ms})
                 self.go_away("reauth")
+            case DueKind.UNJUDGED:
+                self.refuse(MailboxError(ErrorCode.UNAVAILABLE, retry_after_ms=1_000))
             case DueKind.CLOSE:
                 self.end(due.close or _INTERNAL_CLOSES)

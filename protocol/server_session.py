@@ -3,7 +3,7 @@
 No await, no clock, no socket. Monotonic seconds and database milliseconds are handed in. The order of a session:
 
     OPENING    created by the upgrade; HELLO is due within 10 s
-    GREETING   HELLO is in, its token and place are being judged; nothing else is served yet
+    GREETING   HELLO is in, its token and place are being judged within another 10 s; nothing else is served yet
     LIVE       WELCOME is out
     LEAVING    GOAWAY is out; what is asked is still served until the close
     CLOSED
@@ -54,6 +54,7 @@ class Close(NamedTuple):
 class DueKind(Enum):
     PING = "ping"
     REAUTH_SOON = "reauth_soon"  # send PUSH_EVENTS reauth_soon and GOAWAY
+    UNJUDGED = "unjudged"  # nobody could judge the HELLO in time: UNAVAILABLE and the close that goes with it
     CLOSE = "close"
 
 
@@ -79,6 +80,7 @@ class ServerSession(DeliveryState):
     __slots__ = (
         "_acks_in_flight",
         "_bytes_in_flight",
+        "_judged_by",
         "_pulls_in_flight",
         "_reauth_at",
         "_reauth_said",
@@ -105,6 +107,7 @@ class ServerSession(DeliveryState):
         self._bytes_in_flight = 0
         self._acks_in_flight = 0
         self._pulls_in_flight = 0
+        self._judged_by = float("inf")
         self._reauth_at = float("inf")
         self._reauth_said = False
         self._token_ends_at = float("inf")
@@ -141,6 +144,8 @@ class ServerSession(DeliveryState):
                 raise malformed("HELLO comes once, before every other frame")
             self.hello = frame
             self.phase = Phase.GREETING
+            # A client that hears nothing cannot tell a busy server from a dead one: it is told as late as HELLO is due.
+            self._judged_by = now + HELLO_TIMEOUT_S
             return
         if now >= self._token_ends_at:
             raise MailboxError(ErrorCode.TOKEN_EXPIRED)
@@ -262,6 +267,8 @@ class ServerSession(DeliveryState):
         """
         if self.phase is Phase.OPENING:
             return self.opened_at + HELLO_TIMEOUT_S
+        if self.phase is Phase.GREETING:
+            return self._judged_by
         reauth_at = self._token_ends_at if self._reauth_said else self._reauth_at
         return min(self._silent_at(), self._ping_at(), reauth_at, self._token_ends_at)
 
@@ -277,7 +284,9 @@ class ServerSession(DeliveryState):
                 if now >= self.opened_at + HELLO_TIMEOUT_S:
                     return Due(DueKind.CLOSE, Close(CloseCode.TIMEOUT, "no HELLO in time"))
                 return None
-            case Phase.GREETING | Phase.LIVE | Phase.LEAVING:
+            case Phase.GREETING:
+                return Due(DueKind.UNJUDGED) if now >= self._judged_by else None
+            case Phase.LIVE | Phase.LEAVING:
                 pass
             case _:
                 assert_never(self.phase)

@@ -10,8 +10,9 @@ import pytest
 
 from protocol.codec import encode_client_frame
 from protocol.errors import ErrorCode
-from protocol.frames import Error, GoAway, MailboxBatch, Ping, Pong, PushEvents, Reauth
+from protocol.frames import Error, GoAway, Hello, MailboxBatch, Ping, Pong, PushEvents, Reauth
 from protocol.ids import MessageId
+from protocol.server_session import Phase
 from tests.support.gateways import Device, GatewayLab, LocalGateway, ShiftedClock
 from tests.support.raw_client import PING, PONG, RawClient, ws_frame
 from tests.support.services import set_clock_offset
@@ -46,6 +47,31 @@ async def test_no_hello_within_ten_seconds_closes_4408(gateway: LocalGateway, sh
     assert await client.next() == (PONG, b"")
     shifted.ahead_s += 1.1
     assert (await client.closed()).code == 4408
+
+
+async def test_a_hello_while_the_database_stands_still_is_told_unavailable_within_ten_seconds(
+    lab: GatewayLab, gateway: LocalGateway, shifted: ShiftedClock, alice: Device
+) -> None:
+    client = await gateway.socket()
+    async with lab.postgres.transaction() as standstill:
+        await standstill.execute("LOCK TABLE mailbox_owners IN ACCESS EXCLUSIVE MODE")
+        client.send(Hello(alice.token))
+        registry = gateway.gateway.services.registry
+        await eventually(
+            lambda: any(session.state.phase is Phase.GREETING for session in registry.everybody()),
+            what="HELLO is being judged",
+        )
+        shifted.ahead_s += 9
+        gateway.gateway.door.tick()
+        assert gateway.gateway.door.open_sockets == 1
+        shifted.ahead_s += 1.1
+        closed = await client.closed()
+    assert closed.code == 4503
+    assert "reconnect_after_ms" in closed.reason
+    error = client.errors()[-1]
+    assert (error.code, error.retryable) == (ErrorCode.UNAVAILABLE, True)
+    again = await gateway.session(alice)  # what was judged after all holds nobody up
+    await serves(again)
 
 
 async def test_an_operator_may_ask_for_hello_sooner(lab: GatewayLab) -> None:

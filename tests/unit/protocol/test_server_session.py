@@ -145,6 +145,14 @@ def test_hello_is_due_within_ten_seconds() -> None:
     assert session.due(10.0) == Due(DueKind.CLOSE, Close(CloseCode.TIMEOUT, "no HELLO in time"))
 
 
+def test_a_hello_that_nobody_could_judge_within_ten_seconds_is_answered_all_the_same() -> None:
+    session = greeted()  # at 1.0
+    assert session.next_deadline() == 11.0
+    assert session.due(10.9) is None
+    assert session.due(11.0) == Due(DueKind.UNJUDGED)
+    assert live().due(11.0) is None
+
+
 def test_an_idle_client_is_pinged_and_a_silent_one_closed_after_two_heartbeats_and_five_seconds() -> None:
     session = live()
     session.heard_at = 10.0
