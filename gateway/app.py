@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import ssl
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from gateway.connection_registry import ConnectionRegistry
 from gateway.database_time import DatabaseTime
 from gateway.delivery import Delivery
 from gateway.drain import Drain
+from gateway.file_limit import connections_within, raise_file_limit
 from gateway.flush_queue import FlushQueue
 from gateway.handlers.ack import AckHandler
 from gateway.handlers.defer import DeferHandler
@@ -91,9 +91,11 @@ async def serve(config: GatewayConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    raise_file_limit()
+    room = connections_within(raise_file_limit(), config.connections_max)
+    if room < config.connections_max:
+        log.info("fewer connections than configured: too few open files allowed", connections_max=room)
     async with AsyncExitStack() as stack:
-        gateway = await Gateway.open(config, SystemClock(), stack)
+        gateway = await Gateway.open(config.model_copy(update={"connections_max": room}), SystemClock(), stack)
         await gateway.run(stopping)
     return 0
 
@@ -268,6 +270,7 @@ class Gateway:
             rate_limiter=rates,
             auth=auth,
             inbound=inbound,
+            limits=limits,
             registry=registry,
             waiters=waiters,
             delivery=delivery,
@@ -279,6 +282,7 @@ class Gateway:
         )
         judge = UpgradeJudge(
             limits=limits,
+            call_of_address=rates.call_of_address,
             come_back=come_back,
             trusted_proxies=config.trusted_proxies,
             allowed_origins=config.allowed_origins,
@@ -366,10 +370,3 @@ def _tls(config: GatewayConfig) -> dict[str, Any]:
     context.load_cert_chain(config.tls_certificate, config.tls_key)
     context.set_alpn_protocols(["http/1.1"])
     return {"ssl": context, "ssl_handshake_timeout": TLS_HANDSHAKE_S}
-
-
-def raise_file_limit() -> None:
-    """Every connection is a file: take all that the hard limit gives."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

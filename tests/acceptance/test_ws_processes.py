@@ -73,6 +73,22 @@ async def test_a_flood_in_one_piece_is_served_in_order(lab: GatewayLab) -> None:
         assert await receive(receiver, 700) == [send.envelopes[0].mid for send in sends]
 
 
+async def test_short_of_its_open_files_a_newcomer_hears_503_and_nobody_is_disturbed(lab: GatewayLab) -> None:
+    # 200 are its own and 100 are for those who are refused: of the hard limit 120 are left, more than the soft one.
+    async with lab.process(open_files=(100, 420)) as gateway:
+        connections = [await gateway.connect() for _ in range(120)]
+        assert {(await connection.upgrade()).status for connection in connections} == {101}
+        for _ in range(3):
+            refused = await (await gateway.connect()).upgrade()
+            assert refused.status == 503
+            assert int(refused.headers["retry-after"]) >= 1
+        device = await lab.device()
+        await connections[0].hello(device.token)
+        await connections[0].find(MailboxBatch)
+        assert await connections[0].deliver(device.id)
+        assert await asyncio.to_thread(gateway.is_ready)
+
+
 class TestDrain:
     """SIGTERM: GOAWAY with a come-back time for each, then 1012, and exit code 0 within the deadline."""
 

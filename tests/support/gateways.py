@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +255,12 @@ class GatewayLab:
 
     @asynccontextmanager
     async def process(
-        self, *, faults: str = "", settings: Mapping[str, str] | None = None
+        self, *, faults: str = "", settings: Mapping[str, str] | None = None, open_files: tuple[int, int] | None = None
     ) -> AsyncIterator[GatewayProcess]:
-        """A gateway in a process of its own, killed at the end if it has not ended by itself."""
+        """A gateway in a process of its own, killed at the end if it has not ended by itself.
+
+        `open_files` is its soft and hard limit of open files.
+        """
         self._number += 1
         log = self.directory / f"gateway-{self._number}.log"
         port, ops_port = free_port(), free_port()
@@ -274,8 +279,9 @@ class GatewayLab:
         }
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "mailboxd", "gateway", env=environment, stdout=output, stderr=output
-            )
+                sys.executable, "-m", "mailboxd", "gateway", env=environment, stdout=output, stderr=output,
+                preexec_fn=open_files and partial(resource.setrlimit, resource.RLIMIT_NOFILE, open_files),
+            )  # fmt: skip
         gateway = GatewayProcess(process, port, ops_port, log)
         try:
             await eventually(
