@@ -1,4 +1,8 @@
-"""How many connections, and how many new ones a second: judged before all other work, and never by evicting anybody."""
+"""How many connections, and how many new ones a second: judged before all other work, and never by evicting anybody.
+
+Who has no token yet costs the database work all the same: upgrades lead to HELLOs, and challenges, tokens and
+registrations are writes. Both kinds have a budget of a second each, so that a flood of the one leaves the other alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,30 @@ from gateway.client_address import is_loopback
 from store.policy_rules import Policy
 
 
+class SecondBudget:
+    """So many a second, with at most one second's worth in hand."""
+
+    def __init__(self, per_second: Callable[[], int], now: Callable[[], float]) -> None:
+        """`per_second`: 0 for no limit."""
+        self._per_second = per_second
+        self._now = now
+        self._left = float(per_second())
+        self._at = now()
+
+    def take(self) -> bool:
+        """One more; False when the budget is spent, and then nothing was taken."""
+        rate = self._per_second()
+        if not rate:
+            return True
+        now = self._now()
+        self._left = min(float(rate), self._left + (now - self._at) * rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class ConnectionLimits:
     """Counts what is connected to this process, WebSocket and HTTP alike."""
 
@@ -15,12 +43,11 @@ class ConnectionLimits:
         self, policy: Callable[[], Policy], now: Callable[[], float], *, connections_max: int, loopback_exempt: bool
     ) -> None:
         self._policy = policy
-        self._now = now
         self._connections_max = connections_max
         self._loopback_exempt = loopback_exempt
         self._by_address: dict[str, int] = {}
-        self._budget = float(policy().handshakes_per_second)
-        self._budget_at = now()
+        self.upgrades = SecondBudget(lambda: policy().handshakes_per_second, now)
+        self.account_requests = SecondBudget(lambda: policy().handshakes_per_second, now)
         self.connections = 0
 
     @property
@@ -54,16 +81,3 @@ class ConnectionLimits:
             self._by_address[address] = count
         else:
             self._by_address.pop(address, None)
-
-    def take_handshake(self) -> bool:
-        """One more WebSocket handshake this second; False when the budget is spent."""
-        rate = self._policy().handshakes_per_second
-        if not rate:
-            return True
-        now = self._now()
-        self._budget = min(float(rate), self._budget + (now - self._budget_at) * rate)
-        self._budget_at = now
-        if self._budget < 1:
-            return False
-        self._budget -= 1
-        return True

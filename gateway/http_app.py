@@ -99,15 +99,13 @@ class HttpServer(web.Server):
         if caller is Caller.PROBE:
             return
         if self._services.drain.draining:
-            raise MailboxError(
-                ErrorCode.UNAVAILABLE,
-                "This server is going away; come again.",
-                retry_after_ms=self._services.come_back.after_ms(),
-                outcome=Outcome.NOT_COMMITTED,
-            )
+            raise self._come_back("This server is going away; come again.")
         limiter = self._services.rate_limiter
-        if caller is Caller.ANYBODY:
+        if caller in (Caller.ANYBODY, Caller.NEWCOMER):
             _refuse(limiter.call_of_address(exchange.address))
+            if caller is Caller.NEWCOMER and not self._services.limits.account_requests.take():
+                self._services.metrics.refused.labels(reason="handshakes").inc()
+                raise self._come_back("Too many devices want to sign in at the moment; come again.")
             return
         try:
             exchange.authenticate()
@@ -116,6 +114,11 @@ class HttpServer(web.Server):
             raise
         if caller is Caller.DEVICE:
             _refuse(limiter.call_of_device(exchange.device))
+
+    def _come_back(self, message: str) -> MailboxError:
+        """UNAVAILABLE with a come-back time of this client's own."""
+        after_ms = self._services.come_back.after_ms()
+        return MailboxError(ErrorCode.UNAVAILABLE, message, retry_after_ms=after_ms, outcome=Outcome.NOT_COMMITTED)
 
     def _refusal(self, exchange: Exchange, error: MailboxError) -> web.Response:
         self._services.metrics.errors.labels(code=str(error.code)).inc()

@@ -8,6 +8,7 @@ server then hands the transport over (`UpgradeLater`).
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 
@@ -26,6 +27,8 @@ HEAD_S: Final = 10.0  # for the whole head of the first request
 LINGER_S: Final = 2.0  # for a refused client to read its refusal
 
 _WS_START: Final = b"GET /v1/ws"
+_REQUEST_LINE: Final = re.compile(r"GET [!-~]+ HTTP/1\.1")
+_FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t -~\x80-\xff]*)")
 
 log = structlog.get_logger(__name__)
 
@@ -259,17 +262,18 @@ class _TakenOver(web.Response):
 def parse_head(head: bytes) -> Headers | None:
     """The headers of an HTTP/1.1 request whose head is complete, None when it is not one of plain form.
 
-    Strict where requests could be read in two ways: no folded lines, no space before the colon, no other line ends.
+    Strict where requests could be read in two ways: no folded lines, no space before the colon, no other line ends,
+    names of token characters and values without control characters (RFC 9110, 5.1, 5.5).
     """
     line, *fields = head.decode("latin-1").split("\r\n")
-    if not line.endswith(" HTTP/1.1") or line.count(" ") != 2:
+    if _REQUEST_LINE.fullmatch(line) is None:
         return None
     headers: list[tuple[str, str]] = []
     for field in fields:
-        name, colon, value = field.partition(":")
-        if not colon or not name or name != name.strip() or "\n" in field or "\r" in field or "\0" in field:
+        match = _FIELD.fullmatch(field)
+        if match is None:
             return None
-        headers.append((name.lower(), value.strip(" \t")))
+        headers.append((match[1].lower(), match[2].strip(" \t")))
     return headers
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # a list of parts: importing it must not load them all
     from gateway.auth import AuthService
     from gateway.byte_budget import ByteBudget
     from gateway.come_back import ComeBack
+    from gateway.connection_limits import ConnectionLimits
     from gateway.connection_registry import ConnectionRegistry
     from gateway.database_time import DatabaseTime
     from gateway.delivery import Delivery
@@ -63,6 +64,7 @@ class GatewayServices:
     rate_limiter: RateLimiter
     auth: AuthService
     inbound: ByteBudget  # of both doors
+    limits: ConnectionLimits
     registry: ConnectionRegistry
     waiters: MailboxWaiters  # pulls over HTTP that wait for mail
     delivery: Delivery

@@ -58,13 +58,16 @@ class UpgradeJudge:
         self,
         *,
         limits: ConnectionLimits,
+        call_of_address: Callable[[str], int],
         come_back: ComeBack,
         trusted_proxies: Sequence[Network],
         allowed_origins: Sequence[str],
         draining: Callable[[], bool],
         metrics: GatewayMetrics,
     ) -> None:
+        """`call_of_address`: count a request that nobody vouches for; 0, or the milliseconds to wait."""
         self._limits = limits
+        self._call_of_address = call_of_address
         self._come_back = come_back
         self._trusted = trusted_proxies
         self._origins = frozenset(allowed_origins)
@@ -109,10 +112,14 @@ class UpgradeJudge:
             return self._busy("draining", ErrorCode.UNAVAILABLE)
         if limits.full:
             return self._busy("full", ErrorCode.UNAVAILABLE)
-        if not limits.take_handshake():
-            return self._busy("handshakes", ErrorCode.UNAVAILABLE)
+        # The address first: who has all that he may leaves the budget to others.
+        if refused_ms := self._call_of_address(address):
+            return self._busy("rate", ErrorCode.RATE_LIMITED, refused_ms)
         if not limits.take_address(address):
             return self._busy("address", ErrorCode.RATE_LIMITED)
+        if not limits.upgrades.take():
+            limits.give_back_address(address)
+            return self._busy("handshakes", ErrorCode.UNAVAILABLE)
         answer = (
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             f"Sec-WebSocket-Accept: {accept_key(key)}\r\nSec-WebSocket-Protocol: {SUBPROTOCOL}\r\n"
@@ -124,9 +131,10 @@ class UpgradeJudge:
         """A refusal with a come-back time of this client's own."""
         return self._busy(reason, code)
 
-    def _busy(self, reason: str, code: ErrorCode) -> Refused:
+    def _busy(self, reason: str, code: ErrorCode, retry_after_ms: int = 0) -> Refused:
         self._metrics.refused.labels(reason=reason).inc()
-        return _refused(MailboxError(code, retry_after_ms=self._come_back.after_ms(), outcome=Outcome.NOT_COMMITTED))
+        after_ms = retry_after_ms or self._come_back.after_ms()
+        return _refused(MailboxError(code, retry_after_ms=after_ms, outcome=Outcome.NOT_COMMITTED))
 
     def _malformed(self, message: str, *, version: bool = False) -> Refused:
         self._metrics.refused.labels(reason="malformed").inc()

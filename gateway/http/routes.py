@@ -31,6 +31,7 @@ class Caller(Enum):
     """Who may call a route, and which rate it counts in."""
 
     ANYBODY = auto()  # per address
+    NEWCOMER = auto()  # the same, and it makes the database work: in the budget of handshakes too
     DEVICE = auto()  # a token; per device
     SENDER = auto()  # a token; the handler counts envelopes itself
     PROBE = auto()  # not counted
@@ -45,9 +46,9 @@ class Route(NamedTuple):
 
 ROUTES: Final = (
     Route("GET", "/v1/instance", http_instance.show, Caller.ANYBODY),
-    Route("POST", "/v1/identities", http_identities.register, Caller.ANYBODY),
-    Route("POST", "/v1/auth/challenges", http_auth.create_challenge, Caller.ANYBODY),
-    Route("POST", "/v1/auth/tokens", http_auth.create_token, Caller.ANYBODY),
+    Route("POST", "/v1/identities", http_identities.register, Caller.NEWCOMER),
+    Route("POST", "/v1/auth/challenges", http_auth.create_challenge, Caller.NEWCOMER),
+    Route("POST", "/v1/auth/tokens", http_auth.create_token, Caller.NEWCOMER),
     Route("GET", "/v1/devices", http_devices.show_all, Caller.DEVICE),
     Route("POST", "/v1/devices", http_devices.add, Caller.DEVICE),
     Route("POST", "/v1/devices/{device_id}/revocation", http_devices.revoke, Caller.DEVICE),

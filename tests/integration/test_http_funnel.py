@@ -378,6 +378,39 @@ async def test_calls_without_a_token_are_held_to_a_rate_per_address(own_door: Do
     assert (await own_door.call("GET", "/healthz")).status == 200
 
 
+async def test_who_signs_in_is_held_to_a_budget_before_the_database_is_asked(own_door: Door) -> None:
+    device = await own_door.device()
+    postgres = own_door.gateway.services.postgres
+    before = await postgres.fetchval("SELECT count(*) FROM auth_challenges")
+    await own_door.set_policy("handshakes_per_second=5", "submit_rate_per_ip=0")
+    body = {"device_id": device.id, "purpose": "token"}
+    replies = [await own_door.call("POST", "/v1/auth/challenges", body) for _ in range(40)]
+    refused = [reply for reply in replies if reply.status != 201]
+    assert len(refused) >= 20
+    assert {(reply.status, reply.code, reply.content["outcome"]) for reply in refused} == {
+        (503, "UNAVAILABLE", "not_committed")
+    }
+    # Every client gets a time of its own, at the rate that is welcome.
+    times = [reply.content["retry_after_ms"] for reply in refused]
+    assert len(set(times)) > 1
+    assert max(times) >= 200 * len(refused) * 0.5
+    written = await postgres.fetchval("SELECT count(*) FROM auth_challenges") - before
+    assert written == len(replies) - len(refused)
+
+
+async def test_the_budget_of_signing_in_holds_nobody_else(own_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = await own_door.device()
+    limits = own_door.gateway.limits
+    monkeypatch.setattr(limits.account_requests, "take", lambda: False)
+    for path in ("/v1/identities", "/v1/auth/challenges", "/v1/auth/tokens"):
+        reply = await own_door.call("POST", path, raw=b"never read", headers={"Expect": "100-continue"})
+        assert (reply.status, reply.code) == (503, "UNAVAILABLE")
+    for path in ("/v1/instance", "/openapi.json", "/readyz", "/v1/mailbox/status"):
+        assert (await device.call("GET", path)).status == 200
+    async with own_door.session.ws_connect(own_door.url + "/v1/ws", protocols=("mailboxd.v1",)):
+        assert limits.upgrades.take()
+
+
 async def test_calls_of_a_device_are_held_to_a_rate_of_its_own(own_door: Door) -> None:
     one, other = await own_door.device(), await own_door.device()
     await own_door.set_policy("submit_rate_per_device=1", "submit_burst_per_device=64")

@@ -197,6 +197,34 @@ class TestLimits:
             times = [json.loads(answer.body)["retry_after_ms"] for answer in refused]
             assert len(set(times)) > 1
 
+    async def test_who_has_all_that_he_may_leaves_the_handshakes_to_others(self, lab: GatewayLab) -> None:
+        await lab.set_policy('{"connections_per_ip": 1, "handshakes_per_second": 4}')
+        async with lab.gateway(trusted_proxies="127.0.0.1") as gateway:
+            one, other = {"X-Forwarded-For": "203.0.113.1"}, {"X-Forwarded-For": "203.0.113.2"}
+            statuses = [(await (await gateway.connect()).upgrade(headers=one)).status for _ in range(12)]
+            assert statuses == [101] + [429] * 11
+            assert (await (await gateway.connect()).upgrade(headers=other)).status == 101
+
+    async def test_a_handshake_beyond_the_budget_takes_no_place_of_its_address(self, lab: GatewayLab) -> None:
+        async with lab.gateway() as gateway:
+            gateway.gateway.limits.upgrades.take = lambda: False  # type: ignore[method-assign]
+            assert {(await (await gateway.connect()).upgrade()).status for _ in range(3)} == {503}
+            del gateway.gateway.limits.upgrades.take
+            await lab.set_policy('{"connections_per_ip": 1}')
+            await gateway.gateway.services.policy.refresh()
+            await gateway.socket()
+
+    async def test_upgrades_of_one_address_count_as_calls_that_nobody_vouches_for(self, lab: GatewayLab) -> None:
+        await lab.set_policy('{"submit_rate_per_ip": 1, "submit_burst_per_ip": 64}')
+        async with lab.gateway(trusted_proxies="127.0.0.1") as gateway:
+            headers = {"X-Forwarded-For": "203.0.113.1"}
+            answers = [await (await gateway.connect()).upgrade(headers=headers) for _ in range(80)]
+            refused = [answer for answer in answers if answer.status != 101]
+            assert len(refused) >= 10
+            assert {(answer.status, problem(answer)) for answer in refused} == {(429, "RATE_LIMITED")}
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+            assert (await (await gateway.connect()).upgrade(headers={"X-Forwarded-For": "203.0.113.2"})).status == 101
+
     async def test_clients_behind_a_trusted_proxy_are_told_apart(self, lab: GatewayLab) -> None:
         await lab.set_policy('{"connections_per_ip": 1}')
         async with lab.gateway(trusted_proxies="127.0.0.0/8") as gateway:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,11 +111,13 @@ class TestConnectionLimits:
 
     def test_handshakes_come_at_their_rate_with_one_second_in_hand(self, clock: FakeClock) -> None:
         counted = limits(clock, Policy(handshakes_per_second=10))
-        assert [counted.take_handshake() for _ in range(12)] == [True] * 10 + [False] * 2
-        clock.move(0.35)
-        assert [counted.take_handshake() for _ in range(4)] == [True] * 3 + [False]
-        clock.move(60)
-        assert sum(counted.take_handshake() for _ in range(30)) == 10
+        for budget in (counted.upgrades, counted.account_requests):  # each its own
+            assert [budget.take() for _ in range(12)] == [True] * 10 + [False] * 2
+            clock.move(0.35)
+            assert [budget.take() for _ in range(4)] == [True] * 3 + [False]
+            clock.move(60)
+            assert sum(budget.take() for _ in range(30)) == 10
+        assert all(limits(clock, Policy(handshakes_per_second=0)).upgrades.take() for _ in range(100))
 
     def test_full_and_overrun(self, clock: FakeClock) -> None:
         counted = limits(clock, Policy(), connections_max=1_000)
@@ -172,10 +176,32 @@ class TestParseHead:
             b"GET /v1/ws HTTP/1.1\r\n: x",
             b"GET /v1/ws HTTP/1.1\r\nHost: x\ny: z",
             b"GET /v1/ws HTTP/1.1\r\nHost: x\x00",
+            b"GET /v1/ws\x7f HTTP/1.1\r\nHost: x",
+            b"GET /v1/\xff HTTP/1.1\r\nHost: x",
         ):
             assert parse_head(head) is None, head
+
+    def test_a_name_is_made_of_token_characters(self) -> None:
+        allowed = {*b"!#$%&'*+.^_`|~-0123456789", *b"abcdefghijklmnopqrstuvwxyz", *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"}
+        for odd in {*range(256)} - {ord(":")}:
+            headers = parse_head(b"GET /v1/ws HTTP/1.1\r\nHost: x\r\nX%cY: z" % odd)
+            name = f"x{chr(odd)}y".lower()
+            assert headers == ([("host", "x"), (name, "z")] if odd in allowed else None), odd
+
+    def test_a_value_holds_no_control_character(self) -> None:
+        allowed = {0x09, *range(0x20, 0x7F), *range(0x80, 0x100)}
+        for odd in range(256):
+            headers = parse_head(b"GET /v1/ws HTTP/1.1\r\nX: a%cb" % odd)
+            assert headers == ([("x", f"a{chr(odd)}b")] if odd in allowed else None), odd
 
     @given(st.binary(max_size=200))
     def test_any_bytes_are_judged_without_an_error(self, head: bytes) -> None:
         headers = parse_head(b"GET /v1/ws HTTP/1.1\r\n" + head)
-        assert headers is None or all(":" not in name for name, _ in headers)
+        for name, value in headers or ():
+            assert re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name), name
+            assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f]", value), value
+
+    @given(st.lists(st.tuples(st.text("abAB-_.09!~", min_size=1), st.text("ab \t,;=:\"'/\xe9")), max_size=8))
+    def test_what_was_written_is_read(self, fields: list[tuple[str, str]]) -> None:
+        head = "GET /v1/ws?x HTTP/1.1" + "".join(f"\r\n{name}:{value}" for name, value in fields)
+        assert parse_head(head.encode("latin-1")) == [(name.lower(), value.strip(" \t")) for name, value in fields]
