@@ -23,6 +23,7 @@ from protocol.limits import ACK_MAX
 
 BODY_POOL: Final = 64  # distinct bodies; the recorder compares the bytes of every one that arrives
 CONNECT_CONCURRENCY: Final = 100
+CLIENT_ADDRESSES: Final = 8  # 127.0.0.2 and so on
 CONNECT_S_MAX: Final = 60.0
 _SEND_ACK: Final = int(FrameType.SEND_ACK)
 _MAILBOX_BATCH: Final = int(FrameType.MAILBOX_BATCH)
@@ -219,7 +220,11 @@ class Swarm:
         """Open one device's connection; its `ready` tells when it is caught up."""
         host, port = self._endpoints[index % len(self._endpoints)]
         loop = asyncio.get_running_loop()
-        _, device = await loop.create_connection(lambda: Device(self, index, f"{host}:{port}"), host, port)
+        # From several addresses: one has 28,000 ports towards a server, and the server counts connections per address.
+        local = (f"127.0.0.{2 + index % CLIENT_ADDRESSES}", 0) if host == "127.0.0.1" else None
+        _, device = await loop.create_connection(
+            lambda: Device(self, index, f"{host}:{port}"), host, port, local_addr=local
+        )
         return device
 
     def start(self) -> None:
