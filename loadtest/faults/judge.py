@@ -1,0 +1,71 @@
+"""From the notes of all client processes to a verdict: `loadtest.recorder` judges, this feeds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from loadtest.recorder import Attempt, OfferedEnvelope, Recorder
+
+
+class Device(Protocol):
+    """Whose notes they are."""
+
+    @property
+    def device(self) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the history shows."""
+
+    verdict: dict[str, Any]
+    refusals: Counter[str] = field(default_factory=Counter)
+    unknown: int = 0
+    problems: list[str] = field(default_factory=list)  # broken promises that the recorder has no word for
+
+
+def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | None = None) -> Findings:
+    """Feed the lines, which must be in the order in which they happened. `now_ms`: the server's time at the end."""
+    recorder = Recorder(app_view=True)
+    findings = Findings({})
+    attempts: dict[tuple[bytes, str], Attempt] = {}
+    confirmed: set[tuple[bytes, str]] = set()
+    for client, line in history:
+        device, key = client.device, (client.device, line.get("cmid", ""))
+        match line["what"]:
+            case "offered":
+                if key in attempts:
+                    findings.problems.append("a client message id was issued twice")
+                envelopes = [OfferedEnvelope(*map(bytes.fromhex, one)) for one in line["envelopes"]]
+                attempts[key] = recorder.offered(device, device, envelopes)
+            case "accepted":
+                if key in confirmed:
+                    findings.problems.append("a send was confirmed twice to its app")
+                confirmed.add(key)
+                results = [(bytes.fromhex(mid), at, expires) for mid, at, expires in line["results"]]
+                recorder.accepted(attempts[key], results)
+            case "refused":
+                refused = {bytes.fromhex(mid) for mid, _ in line["refused"]}
+                findings.refusals.update(code for _, code in line["refused"])
+                attempts[key] = _without(recorder, attempts[key], refused)
+            case "unknown":
+                findings.unknown += 1
+            case "handed":
+                recorder.handed_over(device, bytes.fromhex(line["mid"]), bytes.fromhex(line["content"]))
+            case "confirmed":
+                recorder.confirmed(device, bytes.fromhex(line["mid"]))
+            case _:
+                pass  # facts for people
+    findings.verdict = recorder.verdict(now_ms=now_ms)
+    return findings
+
+
+def _without(recorder: Recorder, attempt: Attempt, refused: set[bytes]) -> Attempt:
+    """The attempt that goes on without the refused envelopes, of which nothing is stored."""
+    gone = tuple(record for record in attempt.records if record.key[len(record.device) :] in refused)
+    rest = tuple(record for record in attempt.records if record not in gone)
+    recorder.refused(Attempt(gone, None), not_committed=True)
+    return Attempt(rest, attempt.echo)

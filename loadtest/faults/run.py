@@ -1,0 +1,208 @@
+"""Runs faults one after the other, each with its seed, and judges each: `python -m loadtest faults`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from loadtest import machine
+from loadtest.faults.books import Descriptors, check_books, server_time_ms, still_alive
+from loadtest.faults.fault import FAULTS, Fault, Scene
+from loadtest.faults.judge import Findings, judge
+from loadtest.faults.process import WorldFailed
+from loadtest.faults.traffic import Traffic
+from loadtest.faults.world import Commands, Given, World, WorldPlan, running_world
+
+# Modules that register faults, in the order in which they run.
+MODULES: Final = ("kills",)
+FAULT_S_MAX: Final = 420.0
+SHORT_SHARE: Final = 3  # the short selection's part of the messages: one third
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the person at the terminal chose."""
+
+    short: bool = False
+    only: tuple[str, ...] = ()
+    seed: int | None = None
+    given: Given = field(default_factory=Given)
+    commands: Commands = field(default_factory=Commands)
+    messages: int | None = None  # a fault's accepted entries, instead of its own number
+
+
+class UnknownFault(Exception):
+    """There is no fault of that name."""
+
+
+def load_faults() -> dict[str, Fault]:
+    """All faults by name, in the order in which they run."""
+    for module in MODULES:
+        importlib.import_module(f"loadtest.faults.{module}")
+    return FAULTS
+
+
+def selected(options: Options) -> list[Fault]:
+    """The faults to run, equal worlds next to each other. Raises UnknownFault."""
+    known = load_faults()
+    if unknown := set(options.only) - set(known):
+        raise UnknownFault(f"no such fault: {', '.join(sorted(unknown))}")
+    chosen = [one for one in known.values() if one.name in options.only or not options.only]
+    if options.short and not options.only:
+        chosen = [one for one in chosen if one.short]
+    plans = list(dict.fromkeys(one.plan for one in chosen))
+    return sorted(chosen, key=lambda one: plans.index(one.plan))
+
+
+async def run_faults(options: Options, on_result: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run them all; `on_result` is told each as it ends. The report's `ok` is False if any promise was broken."""
+    faults = selected(options)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
+    results: list[dict[str, Any]] = []
+
+    def done(result: dict[str, Any]) -> None:
+        results.append(result)
+        on_result(result)
+
+    files = _own_files()
+    for plan, group in groupby(faults, key=lambda one: one.plan):
+        waiting = list(group)
+        while waiting:
+            waiting = await _in_one_world(plan, waiting, options, seed, done)
+    left = [] if _own_files() <= files else [f"the kit itself holds {_own_files() - files} files more than before"]
+    total = {key: sum(result.get(key, 0) for result in results) for key in _SUMS}
+    return {
+        "ok": all(result["ok"] for result in results) and not left,
+        "seed": seed,
+        "short": options.short,
+        "machine": machine.machine(),
+        "total": total,
+        "left_behind": left,
+        "faults": results,
+    }
+
+
+_SUMS: Final = ("accepted", "delivered", "opened_once", "lost", "duplicated", "out_of_order", "quota_breaches")
+
+
+async def _in_one_world(
+    plan: WorldPlan, faults: Sequence[Fault], options: Options, seed: int, done: Callable[[dict[str, Any]], None]
+) -> list[Fault]:
+    """Run faults in one world until one breaks it; returns those that still wait for a new one."""
+    waiting = list(faults)
+    pids: set[int] = set()
+    try:
+        async with running_world(plan, commands=options.commands, given=options.given) as world:
+            while waiting:
+                one = waiting.pop(0)
+                if not one.needs <= world.owns:
+                    done(_skipped(one, one.needs - world.owns))
+                    continue
+                result = await _one(one, world, options, seed)
+                pids |= world.pids()
+                done(result)
+                if not result["ok"] or plan.alone:
+                    break
+    except WorldFailed as error:
+        done({"name": f"world ({', '.join(one.name for one in faults)})", "ok": False, "problems": [str(error)]})
+    if left := still_alive(pids):
+        done({"name": "left behind", "ok": False, "problems": [f"processes that still run: {left}"]})
+    return waiting
+
+
+def _skipped(one: Fault, missing: frozenset[Any]) -> dict[str, Any]:
+    return {"name": one.name, "ok": True, "skipped": f"not the kit's own: {', '.join(sorted(missing))}"}
+
+
+async def _one(one: Fault, world: World, options: Options, seed: int) -> dict[str, Any]:
+    """One fault under traffic, judged. Never raises but for a cancellation."""
+    chance = random.Random(f"{seed} {one.name}")
+    directory = world.directory / f"clients-{one.name}-{chance.randrange(10**6)}"
+    traffic = Traffic(world, directory, one.load, chance)
+    scene = Scene(world, traffic, chance)
+    messages = options.messages or (one.messages // SHORT_SHARE if options.short else one.messages)
+    started = time.monotonic()
+    recovered_s: float | None = None
+    try:
+        try:
+            async with asyncio.timeout(FAULT_S_MAX):
+                await traffic.start()
+                for _ in range(1 if options.short else one.rounds):
+                    scene.mended_ns = 0
+                    await one.act(scene)
+                    since = scene.mended_ns or time.monotonic_ns()
+                    await world.ready()
+                    took = await traffic.flowing(since, within_s=one.recover_s_max)
+                    recovered_s = max(took, recovered_s or 0.0)
+                await traffic.messages(messages)
+                await traffic.settle()
+        except (WorldFailed, TimeoutError, OSError) as error:
+            scene.problems.append(str(error) or "the fault run took too long")
+            await _mend(world, traffic, scene)
+        findings = judge(traffic.history(), now_ms=await server_time_ms(world) if world.sees_the_database else None)
+        if world.sees_the_database and not scene.problems:
+            scene.problems += await check_books(world, [client.device for client in traffic.clients])
+            scene.problems += await Descriptors(world).left_behind()
+        await world.refresh()
+    except (WorldFailed, OSError) as error:
+        scene.problems.append(str(error))
+        findings = judge(traffic.history())
+    finally:
+        await traffic.close()
+    return _result(one, seed, scene, findings, recovered_s, time.monotonic() - started)
+
+
+async def _mend(world: World, traffic: Traffic, scene: Scene) -> None:
+    """After a failed act: put the world back, so that what was accepted can still be counted."""
+    try:
+        await world.mend()
+        await traffic.settle()
+    except (WorldFailed, TimeoutError, OSError) as error:
+        scene.problems.append(f"not mended: {error}")
+
+
+def _result(
+    one: Fault, seed: int, scene: Scene, findings: Findings, recovered_s: float | None, seconds: float
+) -> dict[str, Any]:
+    verdict = findings.verdict
+    problems = [*scene.problems, *findings.problems]
+    if unexpected := set(findings.refusals) - one.refusals:
+        problems.append(f"refused: {', '.join(f'{code} {findings.refusals[code]}' for code in sorted(unexpected))}")
+    if not verdict["accepted_entries"]:
+        problems.append("nothing was accepted")
+    breaches = sum("quota" in problem for problem in problems)
+    return {
+        "name": one.name,
+        "ok": bool(verdict["ok"] and not problems),
+        "seed": seed,
+        "about": one.about,
+        "accepted": verdict["accepted_entries"],
+        "delivered": verdict["handed_entries"],
+        "opened_once": verdict["handed_entries"] - verdict["duplicated"],
+        "lost": verdict["lost"],
+        "duplicated": verdict["duplicated"],
+        "handed_again": {"unconfirmed after a crash": verdict["redelivered"]} if verdict["redelivered"] else {},
+        "out_of_order": verdict["out_of_order"],
+        "unexpected": verdict["unexpected"] + verdict["refused_but_stored"] + verdict["corrupted"],
+        "quota_breaches": breaches,
+        "recovered_s": None if recovered_s is None else round(recovered_s, 2),
+        "seconds": round(seconds, 1),
+        "refusals": dict(findings.refusals),
+        "clients_killed": sum(client.kills for client in scene.traffic.clients),
+        "facts": scene.facts,
+        "problems": problems,
+        "examples": verdict["examples"],
+        "verdict": {key: value for key, value in verdict.items() if key != "examples"},
+    }
+
+
+def _own_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
