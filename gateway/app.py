@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Final, NoReturn
 
 import structlog
 
+from gateway.acceptor import Acceptor
 from gateway.auth import AuthService, TokenVerifier
 from gateway.byte_budget import ByteBudget
 from gateway.come_back import ComeBack
@@ -38,6 +38,7 @@ from gateway.ops_app import build_ops_server
 from gateway.readiness import Readiness
 from gateway.services import GatewayServices
 from gateway.sweep import Sweep
+from gateway.tls import TlsIdentity
 from gateway.upgrade import UpgradeJudge
 from gateway.wake_listener import WakeListener
 from gateway.ws_door import FrameHandler, WsDoor
@@ -74,7 +75,6 @@ from store.submit import SubmitStore
 from store.wake import WakeBus, WakeNames
 
 BACKLOG: Final = 4_096
-TLS_HANDSHAKE_S: Final = 10.0
 HTTP_STOP_S: Final = 2.0
 STORE_DRAIN_S: Final = 5.0
 
@@ -82,7 +82,7 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(config: GatewayConfig) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; returns the exit code.
+    """Serve until SIGTERM or SIGINT, then drain; returns the exit code. SIGHUP reads the TLS certificate again.
 
     Raises MailboxError when the database cannot be reached at the start, KeyringError for its secrets, OSError for
     its ports.
@@ -91,11 +91,15 @@ async def serve(config: GatewayConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
+    reload_asked = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, reload_asked.set)  # before anybody can take it for ready
     room = connections_within(raise_file_limit(), config.connections_max)
     if room < config.connections_max:
         log.info("fewer connections than configured: too few open files allowed", connections_max=room)
     async with AsyncExitStack() as stack:
         gateway = await Gateway.open(config.model_copy(update={"connections_max": room}), SystemClock(), stack)
+        reloading = asyncio.create_task(gateway.reload_when(reload_asked), name="reloads")
+        stack.callback(reloading.cancel)
         await gateway.run(stopping)
     return 0
 
@@ -112,12 +116,14 @@ class Gateway:
         limits: ConnectionLimits,
         supervisor: Supervisor,
         ports: list[ListenAddress],
+        tls: TlsIdentity | None,
     ) -> None:
         self.services = services
         self.limits = limits
         self.door = door
         self.listener = listener
         self._supervisor = supervisor
+        self._tls = tls
         self.ports = ports  # where it listens: for devices, for operations
 
     @classmethod
@@ -126,6 +132,9 @@ class Gateway:
         loop = asyncio.get_running_loop()
         keyring = Keyring.load(config.secrets_dir)
         metrics = GatewayMetrics()
+        tls = None
+        if config.tls_certificate is not None and config.tls_key is not None:
+            tls = TlsIdentity(config.tls_certificate, config.tls_key, metrics)
         postgres = Postgres(
             config.postgres_dsn,
             pool_min=config.postgres_pool_min,
@@ -313,22 +322,45 @@ class Gateway:
         add("conflicts", conflicts.run, stalled_after_seconds=120.0)
         add("rates", shared_rates.run, stalled_after_seconds=60.0)
 
-        servers = [
-            await loop.create_server(ops, config.ops_listen.host, config.ops_listen.port),
-            await loop.create_server(
-                front,
-                config.listen.host,
-                config.listen.port,
-                backlog=BACKLOG,
-                **_tls(config),
-            ),
-        ]
         stack.push_async_callback(http.shutdown, HTTP_STOP_S)
         stack.push_async_callback(ops.shutdown, HTTP_STOP_S)
-        for server in servers:
-            stack.callback(server.close)
-        ports = [ListenAddress(*server.sockets[0].getsockname()[:2]) for server in reversed(servers)]
-        return cls(services=services, door=door, listener=listener, limits=limits, supervisor=supervisor, ports=ports)
+        ops_port = await _serve_plain(loop, ops, config.ops_listen, stack)
+        if tls is None and not config.proxy_protocol:
+            port = await _serve_plain(loop, front, config.listen, stack)
+        else:
+            acceptor = Acceptor(
+                front,
+                limits=limits,
+                tls=tls,
+                proxy_header_from=config.trusted_proxies if config.proxy_protocol else (),
+                connections_per_address=lambda: policy().connections_per_ip,
+                metrics=metrics,
+            )
+            stack.push_async_callback(acceptor.close)
+            port = await acceptor.listen(config.listen, BACKLOG)
+        return cls(
+            services=services,
+            door=door,
+            listener=listener,
+            limits=limits,
+            supervisor=supervisor,
+            ports=[port, ops_port],
+            tls=tls,
+        )
+
+    def reload(self) -> None:
+        """What SIGHUP asks for: take the TLS certificate as it is on disk now. Settings are never read again."""
+        if self._tls is None:
+            log.info("nothing to reload: this gateway has no TLS certificate of its own")
+        else:
+            self._tls.reload()
+
+    async def reload_when(self, asked: asyncio.Event) -> NoReturn:
+        """Reload whenever `asked` is set; ends by cancellation."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            self.reload()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Run until `stopping`, then drain within the deadline. Raises LoopFailed when a loop is beyond restarting."""
@@ -363,10 +395,13 @@ def _secret(key: SecretKey) -> InstanceSecret:
     return InstanceSecret(key.key_id, key.key)
 
 
-def _tls(config: GatewayConfig) -> dict[str, Any]:
-    if config.tls_certificate is None or config.tls_key is None:
-        return {}
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(config.tls_certificate, config.tls_key)
-    context.set_alpn_protocols(["http/1.1"])
-    return {"ssl": context, "ssl_handshake_timeout": TLS_HANDSHAKE_S}
+async def _serve_plain(
+    loop: asyncio.AbstractEventLoop,
+    protocols: Callable[[], asyncio.Protocol],
+    address: ListenAddress,
+    stack: AsyncExitStack,
+) -> ListenAddress:
+    """Listen with nothing between accepting and the first byte; returns where."""
+    server = await loop.create_server(protocols, address.host, address.port, backlog=BACKLOG)
+    stack.callback(server.close)
+    return ListenAddress(*server.sockets[0].getsockname()[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import BaseTransport
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -41,6 +42,12 @@ def client_address(peer: str, forwarded_for: Sequence[str], trusted: Sequence[Ne
     if isinstance(address, IPv6Address) and not address.is_loopback:
         return f"{ip_network((int(address) >> 64 << 64, 64)).network_address}/64"
     return str(address)
+
+
+def peer_of(transport: BaseTransport) -> str:
+    """The address of the other end of the socket; `local` for a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else "local"
 
 
 def is_trusted(peer: str, trusted: Sequence[Network]) -> bool:

@@ -70,10 +70,14 @@ class ConnectionLimits:
         """Count a connection of this client. False when it has all that it may: nothing was counted."""
         limit = self._policy().connections_per_ip
         count = self._by_address.get(address, 0)
-        if limit and count >= limit and not (self._loopback_exempt and is_loopback(address)):
+        if limit and count >= limit and not self.is_exempt(address):
             return False
         self._by_address[address] = count + 1
         return True
+
+    def is_exempt(self, address: str) -> bool:
+        """Whether no limit per address holds this one."""
+        return self._loopback_exempt and is_loopback(address)
 
     def give_back_address(self, address: str) -> None:
         count = self._by_address.get(address, 0) - 1

@@ -15,8 +15,9 @@ from typing import Any, Final, cast
 import structlog
 from aiohttp import HttpVersion11, web
 
-from gateway.client_address import Network, client_address, is_trusted
+from gateway.client_address import Network, client_address, is_trusted, peer_of
 from gateway.connection_limits import ConnectionLimits
+from gateway.http.connection import HttpConnection
 from gateway.timer_wheel import TimerWheel
 from gateway.upgrade import Accepted, Headers, Refused, UpgradeJudge
 from gateway.ws_door import WsDoor
@@ -39,7 +40,7 @@ class Front:
     def __init__(
         self,
         *,
-        http: Callable[[], asyncio.Protocol],
+        http: Callable[[], HttpConnection],
         judge: UpgradeJudge,
         door: WsDoor,
         limits: ConnectionLimits,
@@ -56,8 +57,12 @@ class Front:
         self.waiting: TimerWheel[FirstRequest] = TimerWheel(now())
 
     def __call__(self) -> FirstRequest:
-        """The protocol of a new connection."""
+        """The protocol of a new connection that the loop accepted."""
         return FirstRequest(self)
+
+    def enter(self, peer: str, arrived: Callable[[], None]) -> FirstRequest:
+        """The protocol of one that has come through the acceptor. `arrived` is called before it is counted here."""
+        return FirstRequest(self, peer, arrived)
 
     def tick(self) -> None:
         """Once a second: drop those that did not get their first request out in time."""
@@ -68,16 +73,22 @@ class Front:
 class FirstRequest(asyncio.Protocol):
     """A connection whose door is not known yet."""
 
-    __slots__ = ("_buffer", "_front", "_refused", "_transport")
+    __slots__ = ("_arrived", "_buffer", "_front", "_peer", "_refused", "_transport")
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, peer: str = "", arrived: Callable[[], None] | None = None) -> None:
         self._front = front
+        self._peer = peer
+        self._arrived = arrived
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._peer = self._peer or peer_of(transport)
+        if self._arrived is not None:
+            self._arrived()
+            self._arrived = None
         front = self._front
         front.limits.opened()
         if front.limits.overrun:
@@ -119,7 +130,7 @@ class FirstRequest(asyncio.Protocol):
         headers = parse_head(self._buffer[:end])
         if transport is None:
             return
-        judged = None if headers is None else front.judge.judge(headers, peer_of(transport))
+        judged = None if headers is None else front.judge.judge(headers, self._peer)
         match judged:
             case None:
                 self._to_http()
@@ -149,14 +160,16 @@ class FirstRequest(asyncio.Protocol):
         if transport is None:
             return
         address = ""  # behind a proxy one connection carries many clients: it is nobody's
-        if not is_trusted(peer_of(transport), front.trusted_proxies):
-            address = client_address(peer_of(transport), (), ())
+        if not is_trusted(self._peer, front.trusted_proxies):
+            address = client_address(self._peer, (), ())
             if not front.limits.take_address(address):
                 self._refuse(front.judge.busy("address", ErrorCode.RATE_LIMITED))
                 return
         early = self._buffer
         self._release()
-        relay = HttpRelay(front.http(), front.limits, address)
+        http = front.http()
+        http.peer = self._peer
+        relay = HttpRelay(http, front.limits, address)
         transport.set_protocol(relay)
         relay.connection_made(transport)
         relay.data_received(early)
@@ -206,11 +219,11 @@ class UpgradeLater:
         After an accepted one the transport is the WebSocket's, the HTTP server believes that its connection was lost,
         and what is returned writes nothing.
         """
-        transport = request.transport
+        transport, http = request.transport, cast(HttpConnection, request.protocol)
         if transport is None or request.method != "GET" or request.version != HttpVersion11:
             return None
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.raw_headers]
-        judged = self._judge.judge(headers, peer_of(transport))
+        judged = self._judge.judge(headers, http.peer)
         if judged is None:
             return None
         if isinstance(judged, Refused):
@@ -220,7 +233,7 @@ class UpgradeLater:
         relay = transport.get_protocol()
         if isinstance(relay, HttpRelay):
             relay.leave()
-        early = _take_transport(request.protocol)
+        early = _take_transport(http)
         transport.write(judged.answer)
         self._door.take_over(transport, judged.address, early)
         return _TakenOver(status=101)
@@ -275,9 +288,3 @@ def parse_head(head: bytes) -> Headers | None:
             return None
         headers.append((match[1].lower(), match[2].strip(" \t")))
     return headers
-
-
-def peer_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the other end of the socket; `local` for a Unix socket."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else "local"

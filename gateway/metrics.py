@@ -29,6 +29,7 @@ class GatewayMetrics(Metrics):
         self.refused = self.counter(
             "connections_refused", "Connections refused before a WebSocket existed.", ["reason"]
         )
+        self.tls_reloads = self.counter("tls_reloads", "Times the TLS certificate was read anew (SIGHUP).", ["outcome"])
         self.closes = self.counter("websocket_closes", "Close frames sent, by close code.", ["code"])
         self.errors = self.counter("errors", "Errors told to clients, by code.", ["code"])
         self.hellos = self.counter("hellos", "HELLOs judged.", ["outcome"])

@@ -54,6 +54,8 @@ class ChildProcess:
         self._on_started = on_started
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._is_ready = False
+        self._hang_up_due = False
         self._last_lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
 
     @property
@@ -67,6 +69,7 @@ class ChildProcess:
     async def start(self) -> None:
         """Return once it answers that it is ready; ChildFailed when it ends or does not get there in its time."""
         self._last_lines.clear()
+        self._is_ready = False
         # A session of its own: Ctrl-C at the terminal reaches `up` alone, which stops its processes in order.
         self._process = await asyncio.create_subprocess_exec(
             *self._spec.arguments,
@@ -84,7 +87,16 @@ class ChildProcess:
             if self._clock.monotonic() >= deadline:
                 raise await self._failed(f"was not ready after {READY_TIMEOUT_S:.0f} s")
             await self._clock.sleep(READY_POLL_S)
+        self._is_ready = True
+        if self._hang_up_due:
+            self.hang_up()
         self._on_started()
+
+    def hang_up(self) -> None:
+        """SIGHUP, now or as soon as it is ready: before, it would end a process that has not got to its handler."""
+        self._hang_up_due = not self._is_ready
+        if self._is_ready and self._process is not None and self._process.returncode is None:
+            self._signal(self._process, signal.SIGHUP)
 
     async def keep(self) -> None:
         """Start it again, with growing pauses, whenever it ends; ChildFailed after too many failures in a row."""

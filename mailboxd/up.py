@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,25 +36,43 @@ SERVICE_FAILURES_MAX: Final = 6
 
 
 class Stop:
-    """SIGINT or SIGTERM asks to stop; a second one asks to hurry."""
+    """SIGINT or SIGTERM asks to stop; a second one asks to hurry.
+
+    SIGHUP means two things: where there is a certificate to read again it asks for that; from a terminal that is gone,
+    and where there is none, it asks to stop.
+    """
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
         self.urgent = asyncio.Event()
+        self.reload = asyncio.Event()
+        self.may_reload = False
+        self._terminals: list[int] = []
+        self._outlives_terminal = False
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._ask)
+        self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+        handlers = {signal.SIGINT: self._ask, signal.SIGTERM: self._ask, signal.SIGHUP: self._hang_up}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
     def _ask(self) -> None:
         (self.urgent if self.requested.is_set() else self.requested).set()
+
+    def _hang_up(self) -> None:
+        terminal_is_gone = not all(map(os.isatty, self._terminals))
+        if self.may_reload and (self._outlives_terminal or not terminal_is_gone):
+            self.reload.set()
+        elif not self._outlives_terminal:
+            self._ask()
 
 
 async def run_up(options: UpOptions, environ: Mapping[str, str], on_ready: Callable[[dict[str, Any]], None]) -> int:
@@ -118,6 +137,7 @@ async def _run(
     with holding(options.data_dir):
         remove_runtime_file(options.data_dir)  # a killed predecessor's
         plan = make_plan(options, environ)
+        stop.may_reload = plan.has_tls
         async with EmbeddedServices(options.data_dir) as services:
             logs.configure("up", directory=options.data_dir / LOGS_DIR)
             plan = plan.with_services(services.postgres_dsn, services.redis_url)
@@ -148,6 +168,7 @@ async def _keep_all(
         async with asyncio.TaskGroup() as keeping, _policy_of(data_dir, services.postgres_dsn) as load_policy:
             for child in (*gateways, worker):
                 keeping.create_task(child.keep(), name=f"keep-{child.name}")
+            keeping.create_task(_pass_on_reloads(gateways, stop), name="reloads")
             keeping.create_task(_keep_services(services, clock, write_report), name="keep-services")
             own_logs = [f"{spec.name}.log" for spec in (*plan.gateways, plan.worker)]
             appended = AppendedLogs(data_dir / LOGS_DIR, [*own_logs, "up.log"])
@@ -156,6 +177,15 @@ async def _keep_all(
         remove_runtime_file(data_dir)  # nobody shall find what is about to end
         await _stop_all(gateways, plan.drain_deadline_s + KILL_AFTER_DRAIN_S, stop)
         await _stop_all([worker], plan.drain_deadline_s + KILL_AFTER_DRAIN_S, stop)
+
+
+async def _pass_on_reloads(gateways: Sequence[ChildProcess], stop: Stop) -> NoReturn:
+    while True:
+        await stop.reload.wait()
+        stop.reload.clear()
+        logger.info("the gateways read their TLS certificate again")
+        for gateway in gateways:
+            gateway.hang_up()
 
 
 async def _keep_services(services: EmbeddedServices, clock: SystemClock, on_started: Callable[[], Any]) -> NoReturn:

@@ -37,6 +37,7 @@ class Plan(NamedTuple):
     urls: tuple[str, ...]
     ops_urls: tuple[str, ...]
     drain_deadline_s: float
+    has_tls: bool
 
     def with_services(self, postgres_dsn: str, redis_url: str) -> Plan:
         """The same processes, told where PostgreSQL and Redis are."""
@@ -75,6 +76,7 @@ def make_plan(options: UpOptions, environ: Mapping[str, str]) -> Plan:
         tuple(f"{scheme}://{_address(options.host, port)}" for port in ports),
         tuple(f"http://{OPS_HOST}:{port}" for port in ops_ports),
         max(gateway_config.drain_deadline_s, worker_config.drain_deadline_s),
+        has_tls=gateway_config.tls_certificate is not None,
     )
 
 

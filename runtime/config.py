@@ -121,6 +121,7 @@ class GatewayConfig(ProcessConfig):
     inbound_bytes_max: int = Field(default=268_435_456, ge=16_777_216)  # one budget a process, partial frames included
     session_inbound_bytes_max: int = Field(default=8_388_608, ge=1_048_576)
     trusted_proxies: Networks = ()  # whose X-Forwarded-For counts
+    proxy_protocol: bool = False  # connections of those proxies must begin with a PROXY header (version 1 or 2)
     allowed_origins: Origins = ()  # browsers' Origin header; none: no browser may connect, apps have none
     token_clock_skew_s: int = Field(default=30, ge=0, le=120)  # how far gateways' clocks may lie apart
     request_timeout_s: float = Field(default=30.0, gt=0, le=600)  # within which an HTTP request must have arrived
@@ -138,6 +139,10 @@ class GatewayConfig(ProcessConfig):
             except OSError as error:  # SSLError is one
                 reason = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or "not a PEM file"
                 yield Contradiction(("tls_certificate", "tls_key"), f"cannot be used together ({reason})")
+        if self.proxy_protocol and not self.trusted_proxies:
+            yield Contradiction(
+                ("proxy_protocol", "trusted_proxies"), "name the proxies whose PROXY header is believed"
+            )
 
     @field_validator("tls_certificate", "tls_key")
     @classmethod

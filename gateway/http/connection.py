@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from gateway.auth import TokenClaims
+from gateway.client_address import peer_of
 from gateway.http.answers import finish, problem_response
 from gateway.request_ids import new_request_id
 from protocol.errors import ErrorCode, MailboxError
@@ -29,7 +30,7 @@ HEADERS_MAX: Final = 64
 class HttpConnection(RequestHandler):
     """A peer that never finishes a head or takes no answer is dropped; errors below the routes look like all others."""
 
-    __slots__ = ("_head_timer", "_stuck_timer", "verified", "when_lost")
+    __slots__ = ("_head_timer", "_stuck_timer", "peer", "verified", "when_lost")
 
     def __init__(self, server: web.Server, *, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(
@@ -43,12 +44,17 @@ class HttpConnection(RequestHandler):
             max_field_size=HEAD_LINE_BYTES_MAX,
             max_headers=HEADERS_MAX,
         )
+        self.peer = ""  # the other end's address; of a connection that a PROXY header opened, the client's
         self._head_timer: asyncio.TimerHandle | None = None
         self._stuck_timer: asyncio.TimerHandle | None = None
         # The last token that was judged on this connection, so that a keep-alive client pays for it once. Whether it
         # has run out, and whether its device may still act, is asked each time.
         self.verified: tuple[str, TokenClaims] | None = None
         self.when_lost: Callable[[], None] | None = None  # of the request in hand, if it wants to know
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.peer = self.peer or peer_of(transport)
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -59,9 +59,8 @@ class Exchange:
     @property
     def address(self) -> str:
         """Whom limits per address hold: behind trusted proxies the client that they name."""
-        peer = self.request.transport.get_extra_info("peername") if self.request.transport is not None else None
         return client_address(
-            str(peer[0]) if isinstance(peer, tuple) else "local",
+            self._connection.peer,
             self.request.headers.getall("X-Forwarded-For", []),
             self.services.config.trusted_proxies,
         )

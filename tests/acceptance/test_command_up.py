@@ -7,13 +7,16 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.certificates import self_signed
 from tests.support.command import command_line, environment, run
 from tests.support.directories import servers_directory
 from tests.support.up import Up, is_running, running_up, until
@@ -187,3 +190,25 @@ def test_a_person_is_told_where_it_listens_and_how_to_try_it(data_dir: Path) -> 
 def test_a_process_whose_parent_is_another_one_ends_at_once() -> None:
     settings = {"MAILBOXD_POSTGRES_DSN": "postgresql://", "MAILBOXD_REDIS_URL": "redis://"}
     assert run("worker", "--parent-pid", "1", settings=settings).code == -signal.SIGKILL
+
+
+def test_a_hang_up_hands_a_new_certificate_to_every_gateway(data_dir: Path, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    settings = {"MAILBOXD_TLS_CERTIFICATE": str(certificate), "MAILBOXD_TLS_KEY": str(key)}
+
+    def is_served(url: str) -> bool:
+        """Whether the certificate on disk is the one that this gateway shows."""
+        place = urlsplit(url)
+        shown = ssl.get_server_certificate((str(place.hostname), int(place.port or 0)))
+        return shown.split() == certificate.read_text().split()
+
+    with running_up(data_dir, "--gateways", "2", settings=settings) as up:
+        urls = up.report["urls"]
+        assert all(url.startswith("https://") for url in urls)
+        assert all(map(is_served, urls))
+        self_signed(tmp_path)
+        assert not any(map(is_served, urls))
+        up.process.send_signal(signal.SIGHUP)
+        until(lambda: all(map(is_served, urls)), what="both gateways show the new one")
+        assert now_running(data_dir) == up.pids  # nobody had to start again
+        assert up.stop() == 0

@@ -6,14 +6,17 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.frames import AckResult, GoAway, Hello, MailboxBatch, Ping, Pong, Send, SendAck, SendEnvelope
 from protocol.ids import MessageId
+from tests.support.certificates import self_signed
 from tests.support.gateways import GatewayLab
 from tests.support.mailboxes import a_cmid, a_mid
 from tests.support.raw_client import RawClient
@@ -207,3 +210,45 @@ async def test_a_thousand_connections_come_and_go(lab: GatewayLab) -> None:
             return await gateway.metric("connections") == 0
 
         await eventually(gone, what="nothing is counted any more")
+
+
+async def test_a_hang_up_brings_a_new_certificate_in_and_leaves_connections_alone(
+    lab: GatewayLab, tmp_path: Path
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    settings = {"MAILBOXD_TLS_CERTIFICATE": str(certificate), "MAILBOXD_TLS_KEY": str(key)}
+
+    def trusting() -> dict[str, Any]:
+        return {"ssl": ssl.create_default_context(cafile=str(certificate)), "server_hostname": "localhost"}
+
+    async with lab.process(settings=settings) as gateway:
+        old = trusting()
+        session = await gateway.connect(**old)
+        assert (await session.upgrade()).status == 101
+        await session.hello((await lab.device()).token)
+        await session.caught_up()
+
+        certificate.write_text("nonsense")
+        gateway.send(signal.SIGHUP)
+        await eventually(lambda: "the old one stays" in gateway.log.read_text(), what="the mistake is told")
+        await gateway.connect(**old)
+
+        self_signed(tmp_path)
+        gateway.send(signal.SIGHUP)
+        new = trusting()
+
+        async def is_served() -> bool:
+            try:
+                await gateway.connect(**new)
+            except ssl.SSLCertVerificationError:
+                return False
+            return True
+
+        await eventually(is_served, what="the new certificate is served")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await gateway.connect(**old)
+        session.send(Ping("still"))
+        assert (await session.find(Pong)).t == "still"
+        gateway.send(signal.SIGTERM)
+        assert (await session.closed()).code == 1012
+        assert await gateway.ended() == 0

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protocol.frames import MailboxBatch, Ping, Pong
+from tests.support.certificates import self_signed
 from tests.support.gateways import LOCAL, GatewayLab, free_port
 from tests.support.programs import require_program
 from tests.support.raw_client import RawClient
@@ -59,6 +62,22 @@ backend gateway
   server one 127.0.0.1:{port}
 """
 
+# TLS goes through to the gateway unseen, so only the PROXY protocol can say who the client is.
+HAPROXY_TCP = """
+global
+  maxconn 256
+defaults
+  mode tcp
+  timeout connect 2s
+  timeout client 60s
+  timeout server 60s
+frontend front
+  bind 127.0.0.1:{front}
+  default_backend gateway
+backend gateway
+  server one 127.0.0.1:{port} check inter 100 {option}
+"""
+
 
 @pytest.fixture
 async def lab(database: str, redis_url: str, tmp_path: Path) -> AsyncIterator[GatewayLab]:
@@ -67,8 +86,8 @@ async def lab(database: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Ga
 
 
 @asynccontextmanager
-async def proxy(kind: str, directory: Path, port: int) -> AsyncIterator[int]:
-    """Run the proxy before a gateway's port; gives its own port."""
+async def proxy(kind: str, directory: Path, port: int, option: str = "") -> AsyncIterator[int]:
+    """Run the proxy before a gateway's port; gives its own port. With an `option` HAProxy passes bytes through."""
     front = free_port()
     config = directory / f"{kind}.conf"
     if kind == "nginx":
@@ -77,7 +96,7 @@ async def proxy(kind: str, directory: Path, port: int) -> AsyncIterator[int]:
         command = [str(program), "-p", str(directory), "-c", str(config)]
     else:
         program = require_program("haproxy", "haproxy")
-        config.write_text(HAPROXY.format(port=port, front=front))
+        config.write_text((HAPROXY_TCP if option else HAPROXY).format(port=port, front=front, option=option))
         command = [str(program), "-db", "-f", str(config)]
     with (directory / f"{kind}.out").open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
@@ -161,3 +180,36 @@ async def test_limits_tell_the_clients_behind_a_proxy_apart(lab: GatewayLab, tmp
         client = await RawClient.connect(LOCAL, front)
         gateway.clients.append(client)
         assert (await client.upgrade(headers={"X-Forwarded-For": "203.0.113.10"})).status == 101
+
+
+@pytest.mark.parametrize("option", ["send-proxy", "send-proxy-v2"])
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_haproxys_own_header_opens_both_doors_and_names_the_client(
+    lab: GatewayLab, tmp_path: Path, option: str, tls: bool
+) -> None:
+    await lab.set_policy('{"connections_per_ip": 1}')
+    settings = {"MAILBOXD_TRUSTED_PROXIES": "127.0.0.1/32", "MAILBOXD_PROXY_PROTOCOL": "true"}
+    options: dict[str, Any] = {}
+    if tls:
+        certificate, key = self_signed(tmp_path)
+        settings |= {"MAILBOXD_TLS_CERTIFICATE": str(certificate), "MAILBOXD_TLS_KEY": str(key)}
+        options = {"ssl": ssl.create_default_context(cafile=str(certificate)), "server_hostname": "localhost"}
+    async with lab.process(settings=settings) as gateway, proxy("haproxy", tmp_path, gateway.port, option) as front:
+
+        async def connect(address: str) -> RawClient:
+            """From one of this machine's many loopback addresses: to the gateway a client like any other."""
+            client = await RawClient.connect(LOCAL, front, local_addr=(address, 0), **options)
+            gateway.clients.append(client)
+            return client
+
+        session = await connect("127.0.0.21")
+        assert (await session.upgrade()).status == 101
+        await session.hello((await lab.device()).token)
+        await session.caught_up()
+        assert (await (await connect("127.0.0.22")).request(GET)).status == 200
+        assert (await (await connect("127.0.0.21")).upgrade()).status == 429
+        assert (await (await connect("127.0.0.22")).request(GET)).status == 429
+        session.send(Ping("through"))
+        assert (await session.find(Pong)).t == "through"
+        # HAProxy's own checks, which name nobody and leave at once, are none of those that were refused.
+        assert await gateway.metric("connections_refused_total") == 2

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -143,6 +144,20 @@ async def test_a_cancelled_stop_leaves_no_process(children: list[ChildProcess]) 
     await asyncio.gather(stopping, return_exceptions=True)
     await child.stop(grace_s=0)
     assert is_gone(child.pid)
+
+
+async def test_a_hang_up_before_it_is_ready_reaches_it_once_it_is(children: list[ChildProcess], tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    on_hang_up = f"signal.signal(signal.SIGHUP, lambda *args: open({str(heard)!r}, 'a').write('x'))"
+    child = child_of(SERVE.format(on_term=on_hang_up), Starts(), children)
+    starting = asyncio.create_task(child.start())
+    await eventually(lambda: bool(child.pid), what="it was spawned, and knows no handler yet")
+    child.hang_up()
+    await starting
+    await eventually(lambda: heard.exists() and heard.read_text() == "x")
+    child.hang_up()
+    await eventually(lambda: heard.read_text() == "xx")
+    assert not is_gone(child.pid)
 
 
 async def test_stopping_what_never_started_is_fine() -> None:
