@@ -54,8 +54,9 @@ def instance(
     registration: str,
     protocol_versions: Sequence[int],
     limits: WireLimits,
+    vapid_public_key: bytes,
 ) -> Map:
-    """GET /v1/instance."""
+    """GET /v1/instance. `vapid_public_key`: 65 bytes, what an app binds its web push subscription to (RFC 8292)."""
     return {
         "instance_id": instance_id,
         "signing_keys": [key._asdict() for key in signing_keys],
@@ -63,6 +64,7 @@ def instance(
         "registration": registration,
         "protocol_versions": list(protocol_versions),
         "limits": limits._asdict(),
+        "vapid_public_key": vapid_public_key,
     }
 
 

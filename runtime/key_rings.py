@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 KEY_BYTES: Final = 32
@@ -55,6 +56,12 @@ class StoredKey:
     @property
     def signing_key(self) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(self.secret)
+
+
+def p256_key(secret: bytes) -> ec.EllipticCurvePrivateKey:
+    """The P-256 key that 32 secret bytes stand for."""
+    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+    return ec.derive_private_key(int.from_bytes(secret, "big") % (order - 1) + 1, ec.SECP256R1())
 
 
 @dataclass(frozen=True, slots=True)

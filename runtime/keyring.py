@@ -19,9 +19,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from runtime.key_rings import KEY_BYTES, KEY_ID_MAX, KeyringError, Purpose, Ring, StoredKey
+from runtime.key_rings import KEY_BYTES, KEY_ID_MAX, KeyringError, Purpose, Ring, StoredKey, p256_key
 
 KEYRING_FILE: Final = "keyring.json"
 FORMAT: Final = 1
@@ -75,9 +77,14 @@ class Keyring:
         return _symmetric_ring(self.rings[Purpose.PUSH_TOKEN])
 
     @property
-    def vapid_secret(self) -> bytes:
-        """32 bytes that stand for the P-256 key of RFC 8292."""
-        return self.rings[Purpose.VAPID].current_key.secret
+    def vapid_key(self) -> ec.EllipticCurvePrivateKey:
+        """Signs what the worker tells web push services (RFC 8292)."""
+        return p256_key(self.rings[Purpose.VAPID].current_key.secret)
+
+    @property
+    def vapid_public_key(self) -> bytes:
+        """Its public half, as browsers take it to bind a subscription to it: an uncompressed point, 65 bytes."""
+        return self.vapid_key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
     @property
     def log_key(self) -> bytes:

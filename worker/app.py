@@ -50,7 +50,7 @@ from worker.push.http2 import PlatformClient
 from worker.push.http_post import HttpPoster
 from worker.push.outcome import Provider
 from worker.push.sender import PushSender
-from worker.push.vapid import Vapid, key_from_secret
+from worker.push.vapid import Vapid
 from worker.push.webpush import WebPushProvider
 from worker.reconciler import Reconciler
 
@@ -204,7 +204,7 @@ async def _providers(
     config: WorkerConfig, keyring: Keyring, poster: HttpPoster, wall_seconds: Callable[[], float], stack: AsyncExitStack
 ) -> dict[str, Provider]:
     """Those that need no credentials, and those whose credentials are set. Raises CredentialsUnusable."""
-    vapid = Vapid(key_from_secret(keyring.vapid_secret), contact=config.push_contact, wall_seconds=wall_seconds)
+    vapid = Vapid(keyring.vapid_key, contact=config.push_contact, wall_seconds=wall_seconds)
     providers: dict[str, Provider] = {"gateway": GatewayProvider(poster), "webpush": WebPushProvider(poster, vapid)}
     if config.apns_key_file is not None:
         key = ApnsCredentials.load(config.apns_key_file, str(config.apns_key_id), str(config.apns_team_id))

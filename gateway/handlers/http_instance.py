@@ -22,6 +22,7 @@ async def show(exchange: Exchange) -> Answer:
             policy.registration,
             policy.protocol_versions,
             policy.wire_limits(),
+            services.keyring.vapid_public_key,
         )
     )
 

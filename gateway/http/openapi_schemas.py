@@ -115,6 +115,10 @@ def schemas() -> Schema:
                 "registration": {"type": "string", "enum": ["open", "invite", "closed"]},
                 "protocol_versions": {"type": "array", "items": integer(1, 65_535)},
                 "limits": record(dict.fromkeys(limits.WireLimits._fields, _COUNT)),
+                "vapid_public_key": {
+                    **binary(65),
+                    "description": "what a web push subscription is bound to (RFC 8292)",
+                },
             }
         ),
         "Registration": record(

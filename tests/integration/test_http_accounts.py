@@ -25,6 +25,7 @@ from tests.support.http_door import (
     shared_door,
 )
 from tests.support.services import Services, set_clock_offset
+from worker.push.vapid import Vapid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,6 +58,11 @@ async def test_the_instance_tells_its_keys_limits_and_mode(door: Door) -> None:
         "ack_max": 100,
     }
     assert (reply.content["registration"], reply.content["protocol_versions"]) == ("open", [1])
+    # The key that the worker shows to push services is the one that apps bind their subscriptions to.
+    worker = Vapid(door.gateway.services.keyring.vapid_key, contact=None, wall_seconds=lambda: 0.0)
+    assert reply.content["vapid_public_key"] == worker.public_key
+    assert from_text(worker.public_key)[:1] == b"\x04"
+    assert len(from_text(worker.public_key)) == 65
 
 
 async def test_a_registration_is_repeatable_by_its_key_and_by_its_device_key(door: Door) -> None:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from protocol.ids import WakeRouteId, to_text
+from runtime.key_rings import p256_key
 from tests.support.http_stub import answering
 from tests.support.push_receiver import PushReceiver, push_receiver
 from tests.support.wakes import LOOPBACK
@@ -20,7 +21,7 @@ from worker.push.address_guard import AddressGuard
 from worker.push.gateway import GatewayProvider
 from worker.push.http_post import Answer, HttpPoster
 from worker.push.outcome import Accepted, Gone, Misconfigured, Outcome, Retry, Target
-from worker.push.vapid import Vapid, key_from_secret
+from worker.push.vapid import Vapid
 from worker.push.webpush import WebPushProvider
 
 ROUTE = WakeRouteId(bytes(range(16)))
@@ -175,7 +176,7 @@ async def test_two_readings_of_one_url_are_refused(poster: HttpPoster) -> None:
 
 
 def web_push(poster: HttpPoster) -> WebPushProvider:
-    vapid = Vapid(key_from_secret(b"v" * 32), contact=None, wall_seconds=lambda: 1_800_000_000.0)
+    vapid = Vapid(p256_key(b"v" * 32), contact=None, wall_seconds=lambda: 1_800_000_000.0)
     return WebPushProvider(poster, vapid)
 
 

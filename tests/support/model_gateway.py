@@ -81,7 +81,9 @@ class ModelGateway:
     async def _instance(self, _request: web.Request) -> web.Response:
         policy = self.model.policy
         return _answer(
-            http_answers.instance(self.model.instance_id, [], 1, "open", policy.protocol_versions, policy.limits)
+            http_answers.instance(
+                self.model.instance_id, [], 1, "open", policy.protocol_versions, policy.limits, bytes(65)
+            )
         )
 
     async def _register(self, request: web.Request) -> web.Response:

@@ -42,9 +42,3 @@ class Vapid:
                 del self._tokens[next(iter(self._tokens))]
             self._tokens[origin] = (now, token)
         return f"vapid t={token}, k={self.public_key}"
-
-
-def key_from_secret(secret: bytes) -> ec.EllipticCurvePrivateKey:
-    """The P-256 key that 32 secret bytes stand for."""
-    order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-    return ec.derive_private_key(int.from_bytes(secret, "big") % (order - 1) + 1, ec.SECP256R1())

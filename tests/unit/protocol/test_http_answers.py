@@ -91,11 +91,12 @@ def test_a_mailbox_page_has_bodies_and_echoes_have_none() -> None:
 
 def test_the_instance_tells_its_limits_and_keys() -> None:
     answer = http_answers.instance(
-        ID, [http_answers.SigningKey("k1", KEY)], 3, "open", (1, 2), WireLimits(1, 2, 3, 4, 5)
+        ID, [http_answers.SigningKey("k1", KEY)], 3, "open", (1, 2), WireLimits(1, 2, 3, 4, 5), b"\4" * 65
     )
     rendered = json.loads(render_body(answer, BodyFormat.JSON))
     assert rendered["signing_keys"] == [{"kid": "k1", "public_key": to_text(KEY)}]
     assert rendered["protocol_versions"] == [1, 2]
+    assert rendered["vapid_public_key"] == to_text(b"\4" * 65)
     assert set(rendered["limits"]) == {
         "max_frame_bytes",
         "envelope_bytes_max",

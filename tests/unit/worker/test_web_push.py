@@ -11,8 +11,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protocol.ids import from_text
+from runtime.key_rings import p256_key
 from worker.push import webpush_body
-from worker.push.vapid import TOKEN_SECONDS, Vapid, key_from_secret
+from worker.push.vapid import TOKEN_SECONDS, Vapid
 
 
 def private_key(text: str) -> ec.EllipticCurvePrivateKey:
@@ -71,7 +72,7 @@ class Clock:
 
 
 def vapid(contact: str | None = "mailto:ops@example.org") -> Vapid:
-    return Vapid(key_from_secret(b"v" * 32), contact=contact, wall_seconds=lambda: Clock.seconds)
+    return Vapid(p256_key(b"v" * 32), contact=contact, wall_seconds=lambda: Clock.seconds)
 
 
 def parts(header: str) -> tuple[str, str]:
@@ -117,4 +118,4 @@ def test_a_token_is_used_again_for_hours_and_never_near_its_end(monkeypatch: pyt
 def test_the_key_follows_from_the_secret() -> None:
     assert vapid().public_key == vapid().public_key
     for secret in (bytes(32), b"\xff" * 32):
-        assert len(point(key_from_secret(secret))) == 65
+        assert len(point(p256_key(secret))) == 65
