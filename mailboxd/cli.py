@@ -13,7 +13,7 @@ import typer
 from mailboxd.admin import admin_app
 from mailboxd.failures import explain
 from mailboxd.migrate import migrate_app
-from mailboxd.options import ConfigFile, DataDir, Json
+from mailboxd.options import ConfigFile, DataDir, Json, directory
 from mailboxd.terminal import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, CommandError, complain, pairs, print_result, table
 
 app = typer.Typer(
@@ -54,11 +54,17 @@ def every_command(
 
 Url = Annotated[str | None, typer.Option("--url", help="The server; default http://127.0.0.1:8080.")]
 UrlDataDir = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Use the server that `mailboxd up` runs there.")
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", parser=directory, help="Use the server that `mailboxd up` runs there."),
 ]
 State = Annotated[
     Path | None,
-    typer.Option("--state", metavar="DIR", help="Where the device is kept; default in the user's state directory."),
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        parser=directory,
+        help="Where the device is kept; default in the user's state directory.",
+    ),
 ]
 Invite = Annotated[str | None, typer.Option("--invite", help="For the first call, where registration needs one.")]
 ParentPid = Annotated[int | None, typer.Option("--parent-pid", hidden=True)]
@@ -70,7 +76,10 @@ def up(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", metavar="DIR", help="Where everything is kept; made when missing. Default .mailboxd"
+            "--data-dir",
+            metavar="DIR",
+            parser=directory,
+            help="Where everything is kept; made when missing. Default .mailboxd",
         ),
     ] = None,
     host: Annotated[
@@ -295,7 +304,10 @@ def demo(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", metavar="DIR", help="Where everything is kept; made when missing. Default .mailboxd"
+            "--data-dir",
+            metavar="DIR",
+            parser=directory,
+            help="Where everything is kept; made when missing. Default .mailboxd",
         ),
     ] = None,
     as_json: Json = False,

@@ -7,11 +7,20 @@ from typing import Annotated, Final
 
 import typer
 
+
+def directory(text: str) -> Path:
+    """The directory that was named. An empty text, as of a variable that is not set, would be the current one."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty; name a directory, or leave the option out")
+    return Path(text)
+
+
 DataDir = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
         metavar="DIR",
+        parser=directory,
         help="Use the PostgreSQL, Valkey and keyring that `mailboxd up` runs there, instead of MAILBOXD_POSTGRES_DSN, "
         "MAILBOXD_REDIS_URL and MAILBOXD_SECRETS_DIR.",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import structlog
 
+from mailboxd.borrowed_policy import give_back, is_borrowed
 from mailboxd.child_process import ChildProcess
 from mailboxd.embedded import EmbeddedError, EmbeddedServices
 from mailboxd.init import initialise
@@ -143,6 +145,9 @@ async def _run(
             plan = plan.with_services(services.postgres_dsn, services.redis_url)
             await runner.apply(services.postgres_dsn)
             await initialise(services.postgres_dsn, options.data_dir / SECRETS_DIR, Policy(registration="open"))
+            if is_borrowed(options.data_dir):  # by a demo that was killed
+                async with _policy_of(options.data_dir, services.postgres_dsn) as policy_store:
+                    await give_back(options.data_dir, policy_store, request_id=secrets.token_hex(8))
             await _keep_all(plan, options.data_dir, services, on_ready, stop)
 
 
@@ -165,14 +170,14 @@ async def _keep_all(
             for child in (*gateways, worker):
                 starting.create_task(child.start(), name=f"start-{child.name}")
         on_ready(write_report())
-        async with asyncio.TaskGroup() as keeping, _policy_of(data_dir, services.postgres_dsn) as load_policy:
+        async with asyncio.TaskGroup() as keeping, _policy_of(data_dir, services.postgres_dsn) as policy_store:
             for child in (*gateways, worker):
                 keeping.create_task(child.keep(), name=f"keep-{child.name}")
             keeping.create_task(_pass_on_reloads(gateways, stop), name="reloads")
             keeping.create_task(_keep_services(services, clock, write_report), name="keep-services")
             own_logs = [f"{spec.name}.log" for spec in (*plan.gateways, plan.worker)]
             appended = AppendedLogs(data_dir / LOGS_DIR, [*own_logs, "up.log"])
-            await keep_logs(appended, load_policy, clock)
+            await keep_logs(appended, policy_store.load, clock)
     finally:
         remove_runtime_file(data_dir)  # nobody shall find what is about to end
         await _stop_all(gateways, plan.drain_deadline_s + KILL_AFTER_DRAIN_S, stop)
@@ -223,13 +228,13 @@ async def _stop_all(children: Sequence[ChildProcess], grace_s: float, stop: Stop
 
 
 @contextlib.asynccontextmanager
-async def _policy_of(data_dir: Path, postgres_dsn: str) -> AsyncIterator[Callable[[], Any]]:
+async def _policy_of(data_dir: Path, postgres_dsn: str) -> AsyncIterator[PolicyStore]:
     postgres = Postgres(postgres_dsn, pool_min=0, pool_max=1, application_name="mailboxd up")
     await postgres.open()
     try:
         clock = SystemClock()
         tags = logs.DeviceTags(Keyring.load(data_dir / SECRETS_DIR).log_key, clock)
-        yield PolicyStore(postgres, AuditStore(postgres, tags, clock)).load
+        yield PolicyStore(postgres, AuditStore(postgres, tags, clock))
     finally:
         await postgres.close()
 

@@ -92,8 +92,10 @@ def scrub_value(value: object) -> Any:
             return scrub(str(value))
 
 
-# What the logging machinery itself puts on a line; nothing of it comes from a request.
-_OWN_FIELDS: Final = frozenset({"level", "logger", "process", "device_tag", "timestamp", "error"})
+# What the logging machinery itself puts on a line, and where a process listens; nothing of it comes from a request.
+_OWN_FIELDS: Final = frozenset(
+    {"level", "logger", "process", "device_tag", "timestamp", "error", "listen", "ops_listen"}
+)
 
 
 def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from mailbox_client.errors import ClientError
 from mailboxd.admin_session import admin_session
+from mailboxd.borrowed_policy import borrowed
 from mailboxd.demo.display import Display, choose_display
 from mailboxd.demo.files import Outgoing, read_files
 from mailboxd.demo.play import DemoFailed, Play
@@ -68,13 +69,11 @@ async def _demo(data_dir: Path, files: Sequence[Outgoing], environ: Mapping[str,
 @contextlib.asynccontextmanager
 async def _no_pair_rate(data_dir: Path) -> AsyncIterator[None]:
     """One sender fills one mailbox here as fast as it can; the limit that protects strangers comes back afterwards."""
-    async with admin_session(data_dir, None) as session:
-        before = getattr(await session.policy(), _PAIR_RATE)
-        await session.policy_store.change([f"{_PAIR_RATE}=0"], request_id=session.request_id)
-        try:
-            yield
-        finally:
-            await session.policy_store.change([f"{_PAIR_RATE}={before}"], request_id=session.request_id)
+    async with (
+        admin_session(data_dir, None) as session,
+        borrowed(data_dir, session.policy_store, _PAIR_RATE, 0, request_id=session.request_id),
+    ):
+        yield
 
 
 def _read(paths: Sequence[Path]) -> list[Outgoing]:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from mailboxd.borrowed_policy import NOTE_FILE
 from tests.support.certificates import self_signed
 from tests.support.command import command_line, environment, run
 from tests.support.directories import servers_directory
@@ -78,9 +79,14 @@ def test_a_fresh_directory_serves_stops_without_a_trace_and_serves_again(data_di
     nothing = run("admin", "status", "--data-dir", str(data_dir))
     assert (nothing.code, "nothing runs on" in nothing.err) == (1, True)
 
+    # What a killed demo leaves: its own value of the policy, and the note of what was there before.
+    (data_dir / NOTE_FILE).write_text('{"key": "submit_rate_per_pair", "value": 5, "before": 6}')
     with running_up(data_dir) as again:
         instance = again.get("/v1/instance")
         assert instance["instance_id"] == first["instance_id"]
+        policy = run("admin", "policy", "show", "--json", "--data-dir", str(data_dir)).json
+        assert policy["submit_rate_per_pair"] == 6
+        assert not (data_dir / NOTE_FILE).exists()
         assert instance["registration"] == "closed", "up opens registration only where it creates the directory"
         assert again.stop(signal.SIGINT) == 0
         assert all_gone(again.pids)

@@ -117,6 +117,13 @@ def test_nil_never_stands_for_absence() -> None:
     assert refused(send(echo=None)) is ErrorCode.BAD_FRAME
 
 
+def test_an_instance_is_no_id_so_that_all_zero_is_a_value_like_any_other() -> None:
+    """WIRE's table of ids (device, identity, message, wake-route) forbids zero; `instance` is a plain bin16."""
+    assert hello(instance=bytes(16)).instance == bytes(16)
+    for size in (0, 15, 17):
+        assert refused(pack((1, {"token": "t", "instance": bytes(size)})), hello_seen=False) is ErrorCode.BAD_FRAME
+
+
 def test_repeated_ids_in_an_ack_are_fine() -> None:
     assert decode_client_frame(pack((3, {"ref": -5, "mids": [ID] * 100}))) == Ack(-5, (ID,) * 100)  # type: ignore[arg-type]
 

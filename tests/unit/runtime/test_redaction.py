@@ -88,3 +88,14 @@ def test_a_harmless_name_is_not(name: str) -> None:
 def test_numbers_and_nesting_survive() -> None:
     value = {"entries": 3, "at": [1, 2.5, None, True], "why": "10.0.0.1 gone"}
     assert scrub_value(value) == {"entries": 3, "at": [1, 2.5, None, True], "why": f"{HIDDEN} gone"}
+
+
+def test_where_a_process_listens_is_shown_and_no_other_address() -> None:
+    line = {
+        "event": "ready",
+        "listen": "127.0.0.1:8080",
+        "ops_listen": "[::1]:9090",
+        "peer": "10.0.0.1",
+        "at": "10.0.0.1",
+    }
+    assert redact(None, "info", dict(line)) == {**line, "peer": HIDDEN, "at": HIDDEN}
