@@ -72,7 +72,7 @@ from store.sessions import SessionStore
 from store.shared_rates import SharedRates
 from store.sql_files import load_sql
 from store.submit import SubmitStore
-from store.wake import WakeBus, WakeNames
+from store.wake import WakeBus, WakeNames, lanes_of
 
 BACKLOG: Final = 4_096
 HTTP_STOP_S: Final = 2.0
@@ -151,7 +151,8 @@ class Gateway:
         audit = AuditStore(postgres, DeviceTags(keyring.log_key, clock), clock)
         policy = await PolicyCache.open(PolicyStore(postgres, audit), clock)
         tag = instance_tag(instance_id)
-        wake = WakeBus(redis, WakeNames(tag, keyring.fingerprint.key), on_dropped=metrics.wakes_dropped.inc)
+        names = WakeNames(tag, keyring.fingerprint.key, lanes=lanes_of(redis))
+        wake = WakeBus(redis, names, on_dropped=metrics.wakes_dropped.inc)
         stack.push_async_callback(wake.close)
         shared_rates = SharedRates(redis, prefix=f"mb:{{{tag}}}:", names_key=keyring.log_key, clock=clock)
         rates = RateLimiter(policy, shared_rates, clock, loopback_exempt=config.loopback_exempt)

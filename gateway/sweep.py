@@ -8,6 +8,7 @@ says is believed, so whoever can PUBLISH can log nobody out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -28,6 +29,7 @@ from store.sessions import SWEEP_MAX, SessionState, SessionStore, SweepRequest
 RENEW_AFTER_S: Final = 15.0  # a lease is written anew when the last sign of life is this much younger than it says
 WINDOW_IDS_MAX: Final = 5_000  # ids in one question
 RETRY_S: Final = 1.0
+LOOK_S: Final = 1.0  # how late a change of the interval may be noticed
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +59,7 @@ class Sweep:
         self._doorbell = Doorbell()
         self._urgent: dict[DeviceSession, None] = {}
         self._windows: dict[DeviceSession, None] = {}
-        self._due_at = 0.0
+        self._round_at = -math.inf  # when the last round began
 
     def soon(self, session: DeviceSession) -> None:
         """Look at this one now."""
@@ -71,7 +73,7 @@ class Sweep:
 
     def everybody_soon(self) -> None:
         """Start a round now: wakes may have been lost."""
-        self._due_at = 0.0
+        self._round_at = -math.inf
         self._doorbell.ring()
 
     async def run(self, progress: Progress) -> None:
@@ -80,14 +82,17 @@ class Sweep:
             progress()
             try:
                 await self._look_now()
-                if self._clock.monotonic() >= self._due_at:
-                    self._due_at = self._clock.monotonic() + self._interval_s()
+                if self._due_in() <= 0:
+                    self._round_at = self._clock.monotonic()
                     await self._round(progress)
             except MailboxError as error:
                 log.warning("the sweep could not compare", code=error.code.value)
-                self._due_at = self._clock.monotonic() + RETRY_S
-            wait_s = min(self._due_at - self._clock.monotonic(), self._interval_s())
-            await self._doorbell.wait(at_most_seconds=max(0.0, wait_s))
+                self._round_at = self._clock.monotonic() + RETRY_S - self._interval_s()
+            await self._doorbell.wait(at_most_seconds=min(max(0.0, self._due_in()), LOOK_S))
+
+    def _due_in(self) -> float:
+        """Seconds to the next round, by the interval of this moment: once wakes are lost the next one comes sooner."""
+        return self._round_at + self._interval_s() - self._clock.monotonic()
 
     async def _look_now(self) -> None:
         while self._urgent or self._windows:

@@ -8,7 +8,7 @@ the database.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import structlog
@@ -22,7 +22,9 @@ from gateway.sweep import Sweep
 from protocol.ids import DeviceId
 from runtime.clock import Clock
 from runtime.supervise import Progress
-from store.wake import Heard, WakeBus, WakeKind, WakeSubscriber
+from store.wake import WakeBus, WakeKind
+from store.wake_link import Heard
+from store.wake_subscriber import WakeSubscriber
 
 CANARY_S: Final = 2.0
 CANARY_DEAD_S: Final = 10.0
@@ -55,8 +57,8 @@ class WakeListener:
         self._clock = clock
         self._metrics = metrics
         self._on_policy = on_policy
-        self._canary = bus.names.canary(secrets.token_bytes(8))
-        self._canary_heard_at = clock.monotonic()
+        # On a cluster one for every slot of ours: each subscription there can be dead by itself.
+        self._canaries = dict.fromkeys(bus.names.canaries(secrets.token_bytes(8)), clock.monotonic())
         self.subscriber = WakeSubscriber(
             redis,
             clock,
@@ -64,7 +66,8 @@ class WakeListener:
             on_subscribed=self._subscribed,
             on_connected=self._connected,
         )
-        self.subscriber.want(self._canary)
+        for canary in self._canaries:
+            self.subscriber.want(canary)
         self.subscriber.want(bus.names.everybody)
         waiters.on_first = self.subscriber.want
         waiters.on_last = self.subscriber.drop
@@ -78,10 +81,14 @@ class WakeListener:
     def forget(self, channel: bytes) -> None:
         self.subscriber.drop(channel)
 
+    def needs_no_second_look(self, channel: bytes) -> bool:
+        """Whoever reads from now on misses nothing on this channel, or is looked at again once it is heard."""
+        return self.subscriber.hears(channel) or not self.subscriber.reaches(channel)
+
     @property
     def canary_age_s(self) -> float:
-        """Seconds since this gateway last heard itself."""
-        return self._clock.monotonic() - self._canary_heard_at
+        """Seconds since this gateway last heard itself; of several subscriptions, on the one that is silent longest."""
+        return self._clock.monotonic() - min(self._canaries.values())
 
     @property
     def alive(self) -> bool:
@@ -93,19 +100,27 @@ class WakeListener:
         number = 0
         while True:
             number += 1
-            self._bus.publish_raw(self._canary, b"c", number)
+            for canary in self._canaries:
+                self._bus.publish_raw(canary, b"c", number)
             await self._clock.sleep(CANARY_S)
             self._metrics.canary_age.set(self.canary_age_s)
             self._metrics.redis_reachable.set(self.alive and self._bus.reachable)
-            if self.subscriber.connected and self.canary_age_s >= CANARY_DEAD_S:
-                log.warning("the wake subscription is silent; making a new one")
-                self._canary_heard_at = self._clock.monotonic()
-                await self.subscriber.break_off()
+            await self._break_off_the_silent()
             progress()
 
+    async def _break_off_the_silent(self) -> None:
+        now = self._clock.monotonic()
+        silent = [canary for canary, heard_at in self._canaries.items() if now - heard_at >= CANARY_DEAD_S]
+        broken = [canary for canary in silent if self.subscriber.reaches(canary)]
+        if broken:
+            log.warning("a wake subscription is silent; making a new one")
+        for canary in broken:
+            self._canaries[canary] = now
+            await self.subscriber.break_off(canary)
+
     def _heard(self, heard: Heard) -> None:
-        if heard.channel == self._canary:
-            self._canary_heard_at = self._clock.monotonic()
+        if heard.channel in self._canaries:
+            self._canaries[heard.channel] = self._clock.monotonic()
             return
         if heard.channel == self._bus.names.everybody:
             if heard.letter == WakeKind.POLICY.value:
@@ -142,8 +157,9 @@ class WakeListener:
             session.listening = True
             self._delivery.recheck(session)
 
-    def _connected(self) -> None:
-        self._canary_heard_at = self._clock.monotonic()
+    def _connected(self, channels: Collection[bytes]) -> None:
+        now = self._clock.monotonic()
+        self._canaries.update({canary: now for canary in self._canaries if canary in channels})
         self._metrics.subscriber_restarts.inc()
         self._sweep.everybody_soon()
         self._waiters.ring_all()

@@ -71,7 +71,7 @@ async def _revoke(session: AdminSession, device: DeviceId) -> bool:
     from store.instance import read_instance_id
     from store.redis_client import connect
     from store.redis_names import instance_tag
-    from store.wake import WakeBus, WakeNames
+    from store.wake import WakeBus, WakeNames, lanes_of
 
     identities = await identity_store(session)
     try:
@@ -82,7 +82,7 @@ async def _revoke(session: AdminSession, device: DeviceId) -> bool:
         raise
     redis = connect(session.config.redis_url)
     tag = instance_tag(InstanceId(await read_instance_id(session.postgres)))
-    wake = WakeBus(redis, WakeNames(tag, session.keyring.fingerprint.key))
+    wake = WakeBus(redis, WakeNames(tag, session.keyring.fingerprint.key, lanes=lanes_of(redis)))
     wake.publish_revoked([device])
     await wake.close()
     await redis.aclose()

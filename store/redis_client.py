@@ -9,25 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S: Final = 2.0
 SOCKET_TIMEOUT_S: Final = 10.0  # above every BLOCK that is asked for (2 s)
 CONNECTIONS_MAX: Final = 64
+CLUSTER_REPEATS: Final = 2  # of a command, each with the map of slots read anew
 
 # What a command may raise when Redis is away or unwell.
-REDIS_TROUBLE: Final = (RedisError, OSError, TimeoutError)
+REDIS_TROUBLE: Final = (RedisError, RedisClusterException, OSError, TimeoutError)
 
 _OPTIONS: Final[dict[str, Any]] = {
     "protocol": 2,
@@ -46,8 +47,7 @@ def connect(url: str) -> Redis:
     scheme, _, rest = url.partition("://")
     base, _, kind = scheme.partition("+")
     if kind == "cluster":
-        # Commands here name their keys with one hash tag, so a cluster client stands in for a plain one.
-        return RedisCluster.from_url(f"{base}://{_first_host(rest)}", **_OPTIONS)  # type: ignore[return-value]
+        return _cluster(base, rest)
     # One repeat at once: a pooled connection may have died since its last use.
     retry = Retry(ConstantBackoff(0.02), 1, supported_errors=(RedisConnectionError,))
     if kind == "sentinel":
@@ -57,11 +57,37 @@ def connect(url: str) -> Redis:
     return Redis.from_url(url, max_connections=CONNECTIONS_MAX, retry=retry, **options)
 
 
-def _first_host(rest: str) -> str:
-    """Of `user:password@a:1,b:2/…` with the first host only: the client finds the others by itself."""
-    login, at, places = rest.rpartition("@")
-    hosts, slash, path = places.partition("/")
-    return f"{login}{at}{hosts.partition(',')[0]}{slash}{path}"
+def _cluster(base: str, rest: str) -> Redis:
+    """Commands here name their keys with one hash tag, so a cluster client stands in for a plain one."""
+    login, _, places = rest.rpartition("@")
+    names = places.partition("/")[0].split(",")
+    parsed = [urlsplit(f"{base}://{name}") for name in names]
+    if not all(part.hostname and part.port for part in parsed):
+        raise ValueError("a cluster URL is redis+cluster://HOST:PORT,HOST:PORT")
+    user, _, password = login.partition(":")
+    options = _OPTIONS | {"ssl": base == "rediss", "username": unquote(user) or None}
+    # Any of the named nodes will do to learn the others. A shard that is away takes only its own slots with it.
+    client: Any = ClusterClient(
+        startup_nodes=[ClusterNode(part.hostname or "", part.port or 0) for part in parsed],
+        password=unquote(password) or None,
+        require_full_coverage=False,
+        max_connections=CONNECTIONS_MAX,
+        retry=Retry(ConstantBackoff(0.02), CLUSTER_REPEATS),
+        **options,
+    )
+    client.named = [(part.hostname, part.port) for part in parsed]
+    return cast(Redis, client)
+
+
+def is_cluster(redis: object) -> bool:
+    """It speaks to a cluster: keys and channels have slots, and slots have places."""
+    return isinstance(redis, ClusterClient)
+
+
+class ClusterClient(RedisCluster):
+    """Keeps the nodes of its URL: the library forgets them for those that it found, which may all have moved."""
+
+    named: Sequence[tuple[str, int]] = ()
 
 
 def _sentinel(base: str, url: str, retry: Retry) -> Redis:
@@ -100,21 +126,6 @@ class _BehindSentinel(Redis):
         await super().aclose(close_connection_pool)
         for watcher in self.watchers:
             await watcher.aclose()
-
-
-async def subscriber_connection(redis: Redis) -> AbstractConnection:
-    """A connected socket of its own for subscriptions, outside of the pool. The caller ends it with `disconnect`.
-
-    Raises one of REDIS_TROUBLE. On a cluster any node will do: it passes PUBLISH on to all of them.
-    """
-    client: Any = redis
-    if isinstance(client, RedisCluster):
-        await client.initialize()
-        connection: AbstractConnection = client.get_random_node().acquire_connection()
-    else:
-        connection = client.connection_pool.make_connection()
-    await connection.connect()  # type: ignore[no-untyped-call]
-    return connection
 
 
 async def whole(command: Awaitable[T]) -> T:

@@ -10,26 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 from blake3 import blake3
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from protocol.ids import DeviceId
-from runtime.clock import Clock
-from runtime.doorbell import Doorbell
-from runtime.supervise import Progress
-from store.redis_client import REDIS_TROUBLE, subscriber_connection
+from runtime import faultpoints
+from store.redis_client import REDIS_TROUBLE, is_cluster
+from store.redis_places import EVERYWHERE, Message, RedisPlaces
 
-PENDING_MAX: Final = 20_000
+PENDING_MAX: Final = 20_000  # for each place
 PIPELINE_MAX: Final = 1_000
-SUBSCRIBE_MAX: Final = 500  # channels in one command
-SILENT_S: Final = 20.0  # the canary sings more often than this: silence means a dead connection
-HEARD_AT_ONCE: Final = 64
-RECONNECT_FIRST_S: Final = 0.1
-RECONNECT_MAX_S: Final = 2.0
+CLUSTER_LANES: Final = 32  # so many hash tags, hence slots, do the devices of an instance share on a cluster
 
 log = structlog.get_logger(__name__)
 
@@ -48,30 +42,56 @@ class WakeKind(bytes, Enum):
 
 
 class WakeNames:
-    """The names of one instance in Redis: `mb:{<instance tag>}:…`; no id can be read from them."""
+    """The names of one instance in Redis: `mb:{<instance tag>}:…`; no id can be read from them.
 
-    def __init__(self, instance_tag: str, channel_key: bytes) -> None:
-        """`instance_tag` tells instances apart that share a Redis; `channel_key`: 32 bytes."""
+    On a cluster the channels of devices are spread over lanes, `mb:{<instance tag>.<lane>}:w:…`, so that every shard
+    carries a part of them and one command can name all that share a lane.
+    """
+
+    def __init__(self, instance_tag: str, channel_key: bytes, *, lanes: int = 1) -> None:
+        """`instance_tag` tells instances apart that share a Redis; `channel_key`: 32 bytes; `lanes`: see `lanes_of`."""
         self._prefix = f"mb:{{{instance_tag}}}:".encode("ascii")
+        tags = (instance_tag,) if lanes == 1 else tuple(f"{instance_tag}.{lane}" for lane in range(lanes))
+        self._lanes = tuple(f"mb:{{{tag}}}:".encode("ascii") for tag in tags)
         self._key = channel_key
         self.everybody = self._prefix + b"all"
         self.outbox = self._prefix + b"outbox"
 
     def device(self, device: DeviceId) -> bytes:
         """The channel of one device."""
-        return (
-            self._prefix + b"w:" + blake3(b"mailboxd.wake-channel\x00" + device, key=self._key).hexdigest(16).encode()
-        )
+        name = blake3(b"mailboxd.wake-channel\x00" + device, key=self._key).digest(16)
+        return self._lanes[name[0] % len(self._lanes)] + b"w:" + name.hex().encode("ascii")
 
-    def canary(self, gateway: bytes) -> bytes:
-        """The channel on which one gateway hears itself."""
-        return self._prefix + b"c:" + gateway.hex().encode("ascii")
+    def canaries(self, gateway: bytes) -> list[bytes]:
+        """The channels on which one gateway hears itself: one for every slot in which this instance has channels."""
+        own = b"c:" + gateway.hex().encode("ascii")
+        return [prefix + own for prefix in dict.fromkeys((self._prefix, *self._lanes))]
+
+
+def lanes_of(redis: Redis) -> int:
+    """How many lanes the channels of an instance have there."""
+    return CLUSTER_LANES if is_cluster(redis) else 1
 
 
 class Wake(NamedTuple):
     device: DeviceId
     position: int
     kind: WakeKind = WakeKind.ENTRY
+
+
+_Key = tuple[bytes, bytes]  # channel, letter
+_Left = tuple[list[Message], str]  # what did not get through, and why
+
+
+class _Outlet:
+    """What waits for one place, and the task that takes it there: a place that hangs keeps no other one waiting."""
+
+    __slots__ = ("pending", "reachable", "task")
+
+    def __init__(self) -> None:
+        self.pending: dict[_Key, int] = {}
+        self.task: asyncio.Task[None] | None = None
+        self.reachable = True  # how the last pipeline went
 
 
 class WakeBus:
@@ -81,21 +101,20 @@ class WakeBus:
         self, redis: Redis, names: WakeNames, *, on_dropped: Callable[[int], None] = lambda _count: None
     ) -> None:
         """`on_dropped` is told how many wakes did not get through."""
-        self._redis = redis
+        self._places = RedisPlaces(redis)
         self.names = names
         self._on_dropped = on_dropped
-        self._pending: dict[tuple[bytes, bytes], int] = {}
-        self._task: asyncio.Task[None] | None = None
-        self.reachable = True  # how the last pipeline went
+        self._outlets: dict[str, _Outlet] = {}
+
+    @property
+    def reachable(self) -> bool:
+        """The last pipeline went through, to every place that wakes go to now."""
+        return all(outlet.reachable for place, outlet in self._outlets.items() if self._places.owns(place))
 
     def publish(self, wakes: Iterable[Wake]) -> None:
         """Queue wakes; of several of one kind for one device the highest position goes out."""
-        pending = self._pending
         for device, position, kind in wakes:
-            key = (self.names.device(device), kind.value)
-            if pending.get(key, -1) < position:
-                pending[key] = position
-        self._start()
+            self._put((self.names.device(device), kind.value), position)
 
     def publish_revoked(self, devices: Iterable[DeviceId]) -> None:
         """Tell the sessions of revoked devices."""
@@ -103,201 +122,81 @@ class WakeBus:
 
     def publish_policy(self, version: int) -> None:
         """Tell every gateway that the policy changed."""
-        self._pending[(self.names.everybody, WakeKind.POLICY.value)] = version
-        self._start()
+        self._put((self.names.everybody, WakeKind.POLICY.value), version)
 
     def publish_worker(self) -> None:
         """Ring the worker: an intent may be due."""
-        self._pending[(self.names.outbox, b"o")] = 0
-        self._start()
+        self._put((self.names.outbox, b"o"), 0)
 
     def publish_raw(self, channel: bytes, letter: bytes, number: int) -> None:
         """Queue one message for a channel of `names`; the canary's way."""
-        self._pending[(channel, letter)] = number
-        self._start()
+        self._put((channel, letter), number)
 
     async def close(self) -> None:
-        """Wait for the pipeline in flight; the socket's timeout bounds it."""
-        if self._task is not None:
-            await asyncio.wait((self._task,))
+        """Wait for the pipelines in flight; the socket's timeout bounds it."""
+        tasks = [outlet.task for outlet in self._outlets.values() if outlet.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
 
-    def _start(self) -> None:
-        if len(self._pending) > PENDING_MAX:
-            self._on_dropped(len(self._pending))
-            self._pending.clear()
-        elif self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._flush(), name="wake-publish")
+    def _put(self, key: _Key, number: int) -> None:
+        place = self._place(key[0])
+        outlet = self._outlets.get(place)
+        if outlet is None:
+            outlet = self._outlets[place] = _Outlet()
+        pending = outlet.pending
+        if pending.get(key, -1) < number:
+            pending[key] = number
+        if len(pending) > PENDING_MAX:
+            self._on_dropped(len(pending))
+            pending.clear()
+        elif outlet.task is None or outlet.task.done():
+            outlet.task = asyncio.get_running_loop().create_task(self._flush(place, outlet), name="wake-publish")
 
-    async def _flush(self) -> None:
-        while self._pending:
-            batch = self._pending
-            self._pending = {}
+    def _place(self, channel: bytes) -> str:
+        return self._places.of_slot(self._places.slot(channel)) or EVERYWHERE
+
+    async def _flush(self, place: str, outlet: _Outlet) -> None:
+        while outlet.pending:
+            batch, outlet.pending = outlet.pending, {}
             if len(batch) > PIPELINE_MAX:
                 items = iter(batch.items())
                 batch = dict(item for item, _ in zip(items, range(PIPELINE_MAX), strict=False))
-                self._pending = dict(items)
-            try:
-                pipeline: Any = self._redis.pipeline(transaction=False)
-                for (channel, letter), number in batch.items():
-                    pipeline.execute_command("PUBLISH", channel, b"%b %d" % (letter, number))
-                await pipeline.execute(raise_on_error=False)
-            except REDIS_TROUBLE as error:
-                if self.reachable:
-                    log.warning("wakes do not get through", error=type(error).__name__)
-                self.reachable = False
-                self._on_dropped(len(batch) + len(self._pending))
-                self._pending.clear()
-                return
-            if not self.reachable:
+                outlet.pending = dict(items)
+            messages = [(channel, b"%b %d" % (letter, number)) for (channel, letter), number in batch.items()]
+            left, reason = await self._publish(place, messages)
+            if left and self._places.sharded:
+                left, reason = await self._elsewhere(left)
+            if left:
+                if outlet.reachable:
+                    log.warning("wakes do not get through", error=reason)
+                outlet.reachable = False
+                self._on_dropped(len(left) + len(outlet.pending))
+                outlet.pending.clear()
+                break
+            if not outlet.reachable:
                 log.info("wakes get through again")
-            self.reachable = True
+            outlet.reachable = True
+        if not self._places.owns(place):
+            self._outlets.pop(place, None)  # a shard that is gone
 
-
-class Heard(NamedTuple):
-    """One message from a subscribed channel."""
-
-    channel: bytes
-    letter: bytes
-    number: int
-
-
-class WakeSubscriber:
-    """The hearing side: one connection, every channel that somebody here wants, made anew whenever it breaks.
-
-    What was published while it was down is lost; `on_connected` says that it may have been.
-    """
-
-    def __init__(
-        self,
-        redis: Redis,
-        clock: Clock,
-        *,
-        on_heard: Callable[[Heard], None],
-        on_subscribed: Callable[[bytes], None],
-        on_connected: Callable[[], None],
-    ) -> None:
-        """The callbacks run in the loop and must not raise. `on_subscribed`: that channel is heard from now on."""
-        self._redis = redis
-        self._clock = clock
-        self._on_heard = on_heard
-        self._on_subscribed = on_subscribed
-        self._on_connected = on_connected
-        self._wanted: dict[bytes, int] = {}
-        self._asked: dict[bytes, bool] = {}  # changes that were not sent yet
-        self._heard_channels: set[bytes] = set()
-        self._unconfirmed: set[bytes] = set()  # of those that were wanted when the connection was made
-        self._doorbell = Doorbell()
-        self._connection: Any = None
-        self.restarts = 0
-
-    @property
-    def connected(self) -> bool:
-        return self._connection is not None
-
-    def hears(self, channel: bytes) -> bool:
-        """True once Redis confirmed the subscription."""
-        return channel in self._heard_channels
-
-    def want(self, channel: bytes) -> None:
-        """Subscribe; counted, so that each `want` has its `drop`."""
-        count = self._wanted.get(channel, 0)
-        self._wanted[channel] = count + 1
-        if not count:
-            self._asked[channel] = True
-            self._doorbell.ring()
-
-    def drop(self, channel: bytes) -> None:
-        count = self._wanted.get(channel, 0)
-        if count > 1:
-            self._wanted[channel] = count - 1
-        elif count:
-            del self._wanted[channel]
-            self._asked[channel] = False
-            self._doorbell.ring()
-
-    async def break_off(self) -> None:
-        """The subscription seems dead although nothing says so: make a new one."""
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
-
-    async def run(self, progress: Progress) -> None:
-        """Hear for ever; ends only by cancellation. Reconnects by itself, with a growing pause."""
-        pause, down = RECONNECT_FIRST_S, False
-        while True:
-            progress()
-            connection = None
-            try:
-                connection = await subscriber_connection(self._redis)
-                await self._subscribe_all(connection)
-                self._connection = connection
-                pause, down = RECONNECT_FIRST_S, False
-                await self._hear(connection, progress)
-            except REDIS_TROUBLE as error:
-                if not down:
-                    log.warning("wakes are not heard", error=type(error).__name__)  # once an outage
-                down = True
-            finally:
-                self._connection = None
-                self._heard_channels.clear()
-                self.restarts += 1
-                if connection is not None:
-                    await connection.disconnect(nowait=True)
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, RECONNECT_MAX_S)
-
-    async def _subscribe_all(self, connection: Any) -> None:
-        self._asked.clear()
-        channels = list(self._wanted)
-        self._unconfirmed = set(channels)
-        for first in range(0, len(channels), SUBSCRIBE_MAX):
-            await connection.send_command("SUBSCRIBE", *channels[first : first + SUBSCRIBE_MAX])
-
-    async def _hear(self, connection: Any, progress: Progress) -> None:
-        asking = asyncio.create_task(self._ask(connection), name="wake-subscribe")
-        hearing = asyncio.create_task(self._listen(connection, progress), name="wake-listen")
+    async def _publish(self, place: str, messages: list[Message]) -> _Left:
         try:
-            await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # A cancellation can be swallowed below us (asyncio.wait_for before Python 3.12): both look at this too.
-            self._connection = None
-            self._doorbell.ring()
-            asking.cancel()
-            hearing.cancel()
-            results = await asyncio.gather(asking, hearing, return_exceptions=True)
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+            return await self._places.publish(place, messages), "refused"
+        except REDIS_TROUBLE as error:
+            return messages, type(error).__name__
 
-    async def _ask(self, connection: Any) -> None:
-        while self._connection is connection:
-            asked, self._asked = self._asked, {}
-            for command, state in ((b"SUBSCRIBE", True), (b"UNSUBSCRIBE", False)):
-                channels = [channel for channel, wanted in asked.items() if wanted is state]
-                for first in range(0, len(channels), SUBSCRIBE_MAX):
-                    await connection.send_command(command, *channels[first : first + SUBSCRIBE_MAX])
-            await self._doorbell.wait(at_most_seconds=60.0)
-
-    async def _listen(self, connection: Any, progress: Progress) -> None:
-        turns = 0
-        while self._connection is connection:
-            message = await connection.read_response(timeout=SILENT_S)
-            progress()
-            if not isinstance(message, list) or len(message) != 3:
-                raise RedisConnectionError("not an answer to a subscription")
-            kind, channel, payload = message
-            if kind == b"message":
-                letter, _, number = payload.partition(b" ")
-                if number.isdigit():
-                    self._on_heard(Heard(channel, letter, int(number)))
-            elif kind == b"subscribe":
-                self._heard_channels.add(channel)
-                self._on_subscribed(channel)
-                if self._unconfirmed:
-                    self._unconfirmed.discard(channel)
-                    if not self._unconfirmed:
-                        self._on_connected()  # from here on nothing is missed; before, something may have been
-            elif kind == b"unsubscribe":
-                self._heard_channels.discard(channel)
-            turns += 1
-            if turns % HEARD_AT_ONCE == 0:
-                await asyncio.sleep(0)  # a flood of wakes must not hold the loop
+    async def _elsewhere(self, messages: list[Message]) -> _Left:
+        """Once more, by a map of slots that was read anew: a slot may have moved, or a shard have another address."""
+        try:
+            await self._places.learn(anew=True)
+        except REDIS_TROUBLE as error:
+            return messages, type(error).__name__
+        by_place: dict[str, list[Message]] = {}
+        for message in messages:
+            by_place.setdefault(self._place(message[0]), []).append(message)
+        left, reason = by_place.pop(EVERYWHERE, []), "nobody owns the slot"
+        for place, part in by_place.items():
+            lost, why = await self._publish(place, part)
+            if lost:
+                left, reason = left + lost, why
+        return left, reason

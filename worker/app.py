@@ -32,7 +32,7 @@ from store.push_seal import PushSeal
 from store.redis_client import connect
 from store.redis_names import read_instance_tag
 from store.retention import RetentionStore, Table
-from store.wake import Wake, WakeBus, WakeKind, WakeNames
+from store.wake import Wake, WakeBus, WakeKind, WakeNames, lanes_of
 from worker.bell_listener import BellListener
 from worker.cleanup import Cleanup
 from worker.database_watch import DatabaseWatch
@@ -108,7 +108,7 @@ class Worker:
         outbox = OutboxStore(postgres, rules)
         retention = RetentionStore(postgres)
         tag = await read_instance_tag(postgres)
-        wake = WakeBus(redis, WakeNames(tag, keyring.fingerprint.key))
+        wake = WakeBus(redis, WakeNames(tag, keyring.fingerprint.key, lanes=lanes_of(redis)))
         stack.push_async_callback(wake.close)
         # A name of its own for every start: an old process's pending messages are taken over, not mixed with ours.
         queue = JobQueue(redis, tag, consumer=secrets.token_hex(8).encode("ascii"))

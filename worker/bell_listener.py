@@ -6,11 +6,13 @@ from typing import Any, Final
 
 import structlog
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from runtime.clock import Clock
 from runtime.doorbell import Doorbell
 from runtime.supervise import Progress
-from store.redis_client import REDIS_TROUBLE, subscriber_connection
+from store.redis_client import REDIS_TROUBLE
+from store.redis_places import EVERYWHERE, RedisPlaces
 
 logger = structlog.get_logger(__name__)
 
@@ -23,18 +25,21 @@ class BellListener:
     """One subscription. A connection that is dead without an error is noticed by the missing answer to a PING."""
 
     def __init__(self, redis: Redis, channel: bytes, bell: Doorbell, clock: Clock) -> None:
-        self._redis = redis
+        self._places = RedisPlaces(redis)
         self._channel = channel
         self._bell = bell
         self._clock = clock
 
     async def run(self, progress: Progress) -> None:
         """Listen for ever, over as many connections as it takes; ends by cancellation only."""
-        hearing = True
+        hearing, anew = True, False
         while True:
             progress()
             try:
-                connection = await subscriber_connection(self._redis)
+                await self._places.learn(anew=anew)
+                anew = True  # whatever ends this connection may be a slot that has moved
+                place = self._places.of_slot(self._places.slot(self._channel))
+                connection = await self._places.connect(place or EVERYWHERE)
                 try:
                     if not hearing:
                         logger.info("rings are heard again")
@@ -50,7 +55,7 @@ class BellListener:
             await self._clock.sleep(RECONNECT_SECONDS)
 
     async def _listen(self, connection: Any, progress: Progress) -> None:
-        await connection.send_command("SUBSCRIBE", self._channel)
+        await connection.send_command(self._places.subscribe, self._channel)
         asked = False
         while True:
             # None at the end of that time. Left to the shorter one of the socket, silence would end the subscription.
@@ -62,5 +67,7 @@ class BellListener:
                 await connection.send_command("PING", check_health=False)
                 asked = True
                 continue
+            if isinstance(heard, list) and heard[:1] == [b"sunsubscribe"]:
+                raise RedisConnectionError("the slot has moved")
             asked = False
             self._bell.ring()

@@ -132,7 +132,7 @@ class HelloHandler:
             session.close(CloseCode.REPLACED if before.instance != session.instance else CloseCode.NORMAL)
             return
         session.epoch = opened.epoch
-        session.listening = self._listener.subscriber.hears(session.channel) or not self._listener.subscriber.connected
+        session.listening = self._listener.needs_no_second_look(session.channel)
         self._database_time.learn(opened.now_ms)
         self._registry.bind(session)
         if before is not None:

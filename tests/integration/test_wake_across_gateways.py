@@ -177,8 +177,9 @@ async def test_a_subscription_that_died_without_an_error_is_found_by_the_canary(
     monkeypatch.setattr("gateway.wake_listener.CANARY_S", 0.2)
     restarts = gateway.gateway.listener.subscriber.restarts
     # The connection stays, and what it has subscribed is gone: as after a failover behind a proxy.
-    connection = gateway.gateway.listener.subscriber._connection
-    await connection.send_command("UNSUBSCRIBE")
+    link, _ = gateway.gateway.listener.subscriber._links[""]
+    link._leaving = dict.fromkeys(link._wanted, 1)
+    await link._connection.send_command("UNSUBSCRIBE")
     await eventually(
         lambda: gateway.gateway.listener.subscriber.restarts > restarts, within_seconds=15, what="it was made anew"
     )
