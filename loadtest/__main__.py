@@ -6,14 +6,18 @@ import argparse
 import gc
 import json
 import sys
+from dataclasses import fields
 
 import uvloop
 from rich.console import Console
 
 from loadtest.accounts import RegistrationFailed
 from loadtest.bench import SCENARIOS, bench
+from loadtest.conditions import busy_before
+from loadtest.faults import command as faults
 from loadtest.report import markdown, show
 from loadtest.run import Settings
+from loadtest.scenarios.growth import GrowthFailed
 from loadtest.scenarios.http_only import HttpFailed
 from loadtest.scenarios.pgbench import PgbenchFailed
 from loadtest.server import ServerFailed
@@ -28,27 +32,34 @@ def main(arguments: list[str] | None = None) -> int:
     benching.add_argument(
         "--scenario", action="append", choices=list(SCENARIOS), help="may come several times; default: cycle"
     )
-    benching.add_argument("--devices", type=_positive, default=200)
-    benching.add_argument("--payload", type=_positive, default=1024, help="bytes of one envelope's body")
-    benching.add_argument("--seconds", type=float, default=8.0, help="measured time, after the warm-up")
-    benching.add_argument("--warmup", type=float, default=3.0, help="seconds")
-    benching.add_argument("--rate", type=_positive, default=500, help="messages per second of `paced`")
+    own = "default: the scenario's own"
+    benching.add_argument("--devices", type=_positive, help=own)
+    benching.add_argument(
+        "--payload", dest="payload_bytes", type=_positive, help=f"bytes of one envelope's body; {own}"
+    )
+    benching.add_argument("--seconds", type=float, help=f"measured time, after the warm-up; {own}")
+    benching.add_argument("--warmup", dest="warmup_s", type=float, help=f"seconds; {own}")
+    benching.add_argument("--rate", dest="rate_per_s", type=_positive, help="messages per second of `paced`")
+    benching.add_argument("--stored", type=_counts, help="envelopes that lie there in `growth`: 0,1000000,5000000")
     benching.add_argument("--url", help="a running server; its limits must be raised beforehand (default: a fresh one)")
+    benching.add_argument("--quiet-only", action="store_true", help="refuse to start on a machine that is busy")
     form = benching.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     form.add_argument("--markdown", action="store_true", help="the tables of docs/performance.md")
+    faults.add_parser(commands)
     options = parser.parse_args(arguments)
-    settings = Settings(
-        devices=options.devices,
-        payload_bytes=options.payload,
-        seconds=options.seconds,
-        warmup_s=options.warmup,
-        rate_per_s=options.rate,
-    )
+    if options.command == "faults":
+        return faults.run_command(options)
+    chosen = {
+        field.name: value for field in fields(Settings) if (value := getattr(options, field.name, None)) is not None
+    }
+    if options.quiet_only and (reason := busy_before()):
+        print(f"loadtest: the machine is busy: {reason}", file=sys.stderr)
+        return 1
     gc.disable()  # the history is millions of objects without cycles: walking them would only steal the server's cores
     try:
-        report = uvloop.run(bench(options.scenario or ["cycle"], settings, options.url))
-    except (ServerFailed, SwarmFailed, RegistrationFailed, HttpFailed, PgbenchFailed) as error:
+        report = uvloop.run(bench(options.scenario or ["cycle"], chosen, options.url))
+    except (ServerFailed, SwarmFailed, RegistrationFailed, HttpFailed, PgbenchFailed, GrowthFailed) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
     if options.json:
@@ -66,6 +77,13 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return value
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(int(part) for part in text.split(","))
+    if any(count < 0 for count in counts) or list(counts) != sorted(counts):
+        raise argparse.ArgumentTypeError("must be rising counts, separated by commas")
+    return counts
 
 
 if __name__ == "__main__":

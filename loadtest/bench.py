@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, Final
 
-from loadtest import machine
+from loadtest import goals, machine
+from loadtest.conditions import Watch, generator_warning
 from loadtest.db_ceiling import db_ceiling
 from loadtest.run import Planned, Run, Settings, merged
 from loadtest.scenarios.backlog import backlog_many, backlog_one
 from loadtest.scenarios.cycle import cycle, cycle_echo, cycle_long, light_2, light_10
 from loadtest.scenarios.fan_out import fan_out_32_64k, fan_out_64, fan_out_64_16k
+from loadtest.scenarios.growth import growth
 from loadtest.scenarios.http_only import http_only
 from loadtest.scenarios.idle import idle
 from loadtest.scenarios.paced import paced
@@ -25,53 +28,71 @@ SCENARIOS: Final = {
     for planned in (
         Planned("cycle", cycle),
         Planned("cycle-echo", cycle_echo),
-        Planned("cycle-long", cycle_long, policy=(("acked_cleanup_s", "60"),)),
+        Planned("cycle-long", cycle_long, policy=(("acked_cleanup_s", "60"),), settings=Settings(seconds=900.0)),
         Planned("light-2", light_2),
         Planned("light-10", light_10),
-        Planned("paced", paced),
+        Planned("paced", paced, settings=Settings(seconds=60.0)),
+        Planned("paced-500", paced, settings=Settings(seconds=60.0, rate_per_s=500)),
+        Planned("paced-1000", paced, settings=Settings(seconds=60.0, rate_per_s=1_000)),
         Planned("fan-out-64", fan_out_64),
         Planned("fan-out-64-16k", fan_out_64_16k),
         Planned("fan-out-32-64k", fan_out_32_64k),
         Planned("backlog-one", backlog_one),
         Planned("backlog-many", backlog_many),
-        Planned("idle", idle),
-        Planned("storm", storm),
+        Planned("idle", idle, settings=Settings(devices=10_000)),
+        Planned("storm", storm, settings=Settings(devices=10_000)),
         Planned("http-only", http_only),
         Planned("db-ceiling", db_ceiling),
         Planned("pgbench-single", pgbench_single),
         Planned("two-gateways", cycle, gateways=2),
+        Planned("growth", growth, settings=Settings(seconds=6.0, warmup_s=2.0)),
     )
 }
 
 
-async def bench(names: Sequence[str], settings: Settings, url: str | None = None) -> dict[str, Any]:
-    """Run the scenarios in the order given, one fresh server for neighbours that need the same; `ok` if all are."""
+async def bench(names: Sequence[str], chosen: Mapping[str, Any], url: str | None = None) -> dict[str, Any]:
+    """Run the scenarios in the order given, one fresh server for neighbours that need the same.
+
+    `chosen` are fields of Settings that hold for all, instead of each scenario's own. `ok` if no scenario lost,
+    doubled or disordered anything and every bound that must hold is met.
+    """
     planned = [SCENARIOS[name] for name in names]
     report: dict[str, Any] = {"machine": machine.machine(), "versions": machine.packages(), "settings": {}}
     results: list[dict[str, Any]] = []
     for (gateways, policy), group in groupby(planned, key=lambda one: (one.gateways, one.policy)):
         async with _server(url, gateways, policy) as server:
-            await _describe(report, server, settings)
-            run = Run(server, settings)
+            await _describe(report, server, chosen)
+            run = Run(server)
             for one in group:
+                run.settings = replace(one.settings, **chosen)
+                watch = Watch(server_is_ours=url is None)
                 result = merged({"name": one.name}, await one.scenario(run))
+                result["settings"] = asdict(run.settings)
+                result["conditions"] = watch.stop()
+                result["warnings"] = [*generator_warning(result.get("cpu", {})), *result["conditions"]["disturbed"]]
                 results.append(result)
                 if not result["ok"]:
                     run.forget_accounts()
-    return merged(
-        {"ok": all(result["ok"] for result in results)}, report, {"scenarios": results, "ratios": ratios(results)}
-    )
+    compared = ratios(results)
+    judged = goals.judge(results, compared)
+    well = all(result["ok"] for result in results) and all(one["met"] for one in judged if one["must"])
+    return merged({"ok": well}, report, {"scenarios": results, "ratios": compared, "goals": judged})
 
 
 def ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Rates of one run as ratios, each over pgbench's single-transaction submits and over the store alone."""
+    """Rates of one run as ratios: over pgbench's single-transaction submits, the store alone, and `cycle`."""
     rates = {result["name"]: result["confirmed_per_s"] for result in results if result.get("confirmed_per_s")}
+    compared = {
+        "pgbench-single": ("cycle", "db-ceiling", "two-gateways"),
+        "db-ceiling": ("cycle", "two-gateways"),
+        "cycle": ("cycle-", "two-gateways"),
+    }
     return {
         f"{name} / {base}": round(rate / rates[base], 3)
-        for base in ("pgbench-single", "db-ceiling")
+        for base, beside in compared.items()
         if base in rates
         for name, rate in rates.items()
-        if name != base and name.startswith(("cycle", "db-ceiling", "two-gateways"))
+        if name.startswith(beside)
     }
 
 
@@ -84,12 +105,7 @@ async def _server(url: str | None, gateways: int, policy: Sequence[tuple[str, st
             yield server
 
 
-async def _describe(report: dict[str, Any], server: Server, settings: Settings) -> None:
-    report["settings"] = {
-        "seconds": settings.seconds,
-        "warmup_s": settings.warmup_s,
-        "policy": dict(server.policy),
-        "postgres": {},
-    }
+async def _describe(report: dict[str, Any], server: Server, chosen: Mapping[str, Any]) -> None:
+    report["settings"] = {"chosen": dict(chosen), "policy": dict(server.policy), "postgres": {}}
     if server.postgres_dsn is not None:
         report["versions"]["postgres"], report["settings"]["postgres"] = await machine.postgres(server.postgres_dsn)

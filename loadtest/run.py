@@ -16,21 +16,22 @@ from loadtest.swarm import Swarm, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the person at the terminal chose."""
+    """How a scenario is run: its own defaults (`Planned.settings`), where the person at the terminal chose nothing."""
 
     devices: int = 200
     payload_bytes: int = 1024
     seconds: float = 8.0
     warmup_s: float = 3.0
     rate_per_s: int = 500
+    stored: tuple[int, ...] = (0, 1_000_000, 5_000_000)  # envelopes that lie there, one step of `growth` each
 
 
 @dataclass(slots=True)
 class Run:
-    """One server under test and the devices registered on it so far."""
+    """One server under test and the devices registered on it so far; `settings` are those of the present scenario."""
 
     server: Server
-    settings: Settings
+    settings: Settings = field(default_factory=Settings)
     _accounts: list[Account] = field(default_factory=list)
 
     async def accounts(self, count: int) -> Sequence[Account]:
@@ -60,6 +61,7 @@ class Planned:
     scenario: Scenario
     gateways: int = 1
     policy: tuple[tuple[str, str], ...] = ()  # beside the raised limits
+    settings: Settings = field(default_factory=Settings)
 
 
 def figures(window: Window, seconds: float) -> dict[str, Any]:

@@ -19,7 +19,10 @@ PARTS: Final = 4  # the measured time in this many windows, to see growth
 
 
 async def paced(run: Run) -> dict[str, Any]:
-    """`--rate` messages per second over all devices for `--seconds`; `parts` has the latency of each quarter."""
+    """`--rate` messages per second over all devices for `--seconds`; `parts` has the latency of each quarter.
+
+    `growth_ms`: by how much the last quarter's p99 lies above twice the first's; what piles up shows there.
+    """
     settings = run.settings
     recorder = Recorder()
     everybody = range(settings.devices)
@@ -41,9 +44,13 @@ async def paced(run: Run) -> dict[str, Any]:
         verdict = judged(swarm, recorder, drained=drained)
     finally:
         swarm.close()
+    whole = figures(joined(parts), seconds)
+    first, last = parts[0].delivery.percentile_ms(0.99) or 0.0, parts[-1].delivery.percentile_ms(0.99) or 0.0
     return merged(
         {"devices": settings.devices, "payload": settings.payload_bytes, "rate_per_s": settings.rate_per_s},
-        figures(joined(parts), seconds),
+        whole,
+        {"kept_pace": round(whole["confirmed_per_s"] / settings.rate_per_s, 4)},
+        {"growth_ms": round(max(0.0, last - 2 * first), 2)},
         {"parts": [part.delivery.summary() for part in parts]},
         verdict,
         {"cpu": used},

@@ -8,14 +8,23 @@ from typing import Any
 from rich.console import Console
 
 from loadtest.bench import ratios
-from loadtest.report import markdown, show
+from loadtest.goals import judge
+from loadtest.report import markdown, peers_form, show
 
 
 def a_report() -> dict[str, Any]:
-    used = {"gateway": {"cores": 0.5, "cpu_s_per_1000": 0.066, "resident_bytes": 64 * 2**20}}
+    used = {
+        "gateway": {"cores": 0.5, "cpu_s_per_1000": 0.066, "resident_bytes": 64 * 2**20},
+        "postgres": {"cores": 0.4, "cpu_s_per_1000": 0.048, "resident_bytes": 400 * 2**20},
+        "load_generator": {"cores": 0.9, "cpu_s_per_1000": 0.02, "resident_bytes": 100 * 2**20},
+    }
     good = {
         "name": "cycle",
         "ok": True,
+        "devices": 200,
+        "payload": 1_024,
+        "conditions": {"others_cores": 0.02, "steal_cores": 0.3, "disturbed": ["the host took 0.30 cores"]},
+        "warnings": ["the host took 0.30 cores"],
         "confirmed_per_s": 5_214.8,
         "delivered_per_s": 5_214.8,
         "acked_per_s": 5_200.0,
@@ -29,6 +38,8 @@ def a_report() -> dict[str, Any]:
         "ok": False,
         "verdict": {"lost": 3, "duplicated": 0},
         "disconnects": {},
+        "conditions": {"others_cores": None, "steal_cores": 0.0, "disturbed": []},
+        "resident_bytes_per_connection": 2_918,
         "facts": {"bytes resident per connection:": 2_918},
     }
     single = {"name": "pgbench-single", "ok": True, "confirmed_per_s": 2_140.4}
@@ -44,23 +55,25 @@ def a_report() -> dict[str, Any]:
         },
         "versions": {"uvloop": "1", "postgres": "18"},
         "settings": {
-            "seconds": 8.0,
-            "warmup_s": 3.0,
             "policy": {"submit_rate_per_pair": "0"},
             "postgres": {"fsync": "on"},
         },
         "scenarios": scenarios,
         "ratios": ratios(scenarios),
+        "goals": judge(scenarios, ratios(scenarios)),
     }
 
 
 def test_the_tables_hold_machine_figures_costs_ratios_and_what_went_wrong() -> None:
     text = markdown(a_report())
     assert "2 cores (a processor), 16 GiB" in text
-    assert "| cycle | 5,215 | 5,215 | 5,200 | 3.50 | 9.00 | 12.00 | 3.00 / 8.00 | ok |" in text
-    assert "| idle | - | - | - | - | - | - | - / - | FAILED lost=3 |" in text
+    assert "| cycle | 5,215 | 5,215 | 5,200 | 3.50 | 9.00 | 12.00 | 3.00 / 8.00 | 0.02, 0.30 | ok |" in text
+    assert "| idle | - | - | - | - | - | - | - / - | ?, 0.00 | FAILED lost=3 |" in text
+    assert "- cycle: **the host took 0.30 cores**" in text
+    assert "| cycle | confirmed/s | ≥ 15000 | 5,214.8 | not met |" in text
+    assert "| idle | bytes resident a connection | ≤ 10240 | 2,918 | met |" in text
     assert "- idle: bytes resident per connection: 2918" in text
-    assert "| cycle | gateway | 0.50 | 66 | 64 |" in text
+    assert "| cycle | 66 (0.50 cores) | - | 48 (0.40 cores) | - | 20 (0.90 cores) | 564 |" in text
     assert "| cycle / pgbench-single | 2.44 |" in text
 
 
@@ -74,6 +87,8 @@ def test_the_terminal_shows_the_same() -> None:
         "submit_rate_per_pair=0",
         "fsync=on",
         "66 us/message",
+        "WARNING cycle: the host took 0.30 cores",
+        "idle: bytes resident a connection 2,918, met",
     ):
         assert part in shown.getvalue()
 
@@ -81,3 +96,17 @@ def test_the_terminal_shows_the_same() -> None:
 def test_only_rates_of_one_kind_are_compared() -> None:
     rates = [{"name": name, "confirmed_per_s": 10.0} for name in ("cycle", "paced", "db-ceiling", "pgbench-single")]
     assert set(ratios(rates)) == {"cycle / pgbench-single", "db-ceiling / pgbench-single", "cycle / db-ceiling"}
+    echo = [*rates, {"name": "cycle-echo", "confirmed_per_s": 6.0}]
+    assert ratios(echo)["cycle-echo / cycle"] == 0.6
+
+
+def test_two_runs_and_what_peers_are_measured_by_make_one_row_in_their_form() -> None:
+    report = a_report()
+    first, idle = report["scenarios"][:2]
+    second = {**first, "confirmed_per_s": 6_000.0}
+    rows = list(peers_form([first, second, idle, {"name": "backlog-one", "drain_s": 0.412}]))
+    assert rows[-1] == (
+        "| mailboxd (200 devices, 1024 bytes) | 5,215 / 6,000 | 4 / 9, 4 / 9 | 0.90 / 0.90, 0.90 / 0.90 "
+        "| yes (group commit) | 0.41 | 2.9 |"
+    )
+    assert list(peers_form([idle])) == []
