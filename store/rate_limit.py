@@ -72,6 +72,8 @@ class RateLimiter:
         now = self._clock.monotonic()
         for table in (*self._tables.values(), self._pairs):
             table.forget_idle(now - FORGET_S)
+        if self._shared is not None:
+            self._shared.forget_idle(now - FORGET_S)
         if now - self._exempt_since > FORGET_S:
             self._exempt.clear()
             self._exempt_since = now

@@ -79,6 +79,11 @@ class SharedRates:
         if bucket.unsettled >= burst * SETTLE_SHARE:
             self._doorbell.ring()
 
+    def forget_idle(self, before: float) -> None:
+        """While Redis is away: no longer remember what was last used before that moment, and whose it was."""
+        if self._was_away:
+            self._touched = {key: each for key, each in self._touched.items() if each.bucket.at >= before}
+
     async def take(self, kind: str, name: bytes, amount: float, rate: float, burst: float) -> int | None:
         """Take from the shared bucket itself: 0 when taken, else the milliseconds to wait; None without Redis."""
         if self._clock.monotonic() < self._away_until or len(self._waiting) >= WAITING_MAX:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,13 +22,15 @@ from runtime.keyring import KEYRING_FILE
 from tests.support.accounts import Keys
 from tests.support.canaries import Canaries
 from tests.support.command import run
-from tests.support.http_account import Answer, HttpAccount, ask
+from tests.support.http_account import Answer, HttpAccount
+from tests.support.http_account import ask as ask_from
 from tests.support.http_door import registration_body
 from tests.support.raw_client import RawClient
 from tests.support.up import Up, until
 
 BODY: Final = b"CANARY-CIPHERTEXT-" + b"x" * 46
 CLIENT_ADDRESS: Final = "203.0.113.177"
+ask = partial(ask_from, address=CLIENT_ADDRESS)
 
 
 async def break_table(dsn: str, table: str, check: str) -> None:
@@ -65,7 +68,9 @@ class Flow:
         return answer
 
     def account(self, url: str, **registration: Any) -> HttpAccount:
-        account = HttpAccount.register(url, Keys(bundle=b"CANARY-BUNDLE-" + os.urandom(32)), **registration)
+        account = HttpAccount.register(
+            url, Keys(bundle=b"CANARY-BUNDLE-" + os.urandom(32)), address=CLIENT_ADDRESS, **registration
+        )
         self.know(account)
         return account
 

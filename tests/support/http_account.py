@@ -20,10 +20,19 @@ class Answer(NamedTuple):
 
 
 def ask(
-    url: str, method: str, path: str, body: Any = None, *, token: str | None = None, key: str | None = None
+    url: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str | None = None,
+    key: str | None = None,
+    address: str | None = None,
 ) -> Answer:
-    """One request with a JSON body; errors are answers like any other."""
+    """One request with a JSON body; errors are answers like any other. `address`: whom a proxy says that it is from."""
     headers = {"Content-Type": "application/json"}
+    if address is not None:
+        headers["X-Forwarded-For"] = address
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     if key is not None:
@@ -50,13 +59,16 @@ class HttpAccount:
     device_id: DeviceId
     token: str = field(default="", repr=False)
     challenges: list[bytes] = field(default_factory=list)
+    address: str | None = None
 
     @classmethod
-    def register(cls, url: str, keys: Keys | None = None, *, invite: str | None = None) -> HttpAccount:
+    def register(
+        cls, url: str, keys: Keys | None = None, *, invite: str | None = None, address: str | None = None
+    ) -> HttpAccount:
         """With a fresh token."""
         keys = keys or Keys()
         instance = InstanceId(id_from_text(ask(url, "GET", "/v1/instance").content["instance_id"]))
-        answer = ask(url, "POST", "/v1/identities", registration_body(keys, instance, invite))
+        answer = ask(url, "POST", "/v1/identities", registration_body(keys, instance, invite), address=address)
         assert answer.status == 201, answer
         account = cls(
             url,
@@ -64,6 +76,7 @@ class HttpAccount:
             instance,
             IdentityId(id_from_text(answer.content["identity_id"])),
             DeviceId(id_from_text(answer.content["device_id"])),
+            address=address,
         )
         account.token = account.fresh_token()
         return account
@@ -73,7 +86,8 @@ class HttpAccount:
         return to_text(self.device_id)
 
     def challenge(self, purpose: str = "token") -> bytes:
-        answer = ask(self.url, "POST", "/v1/auth/challenges", {"device_id": self.id, "purpose": purpose})
+        body = {"device_id": self.id, "purpose": purpose}
+        answer = ask(self.url, "POST", "/v1/auth/challenges", body, address=self.address)
         self.challenges.append(from_text(answer.content["challenge"]))
         return self.challenges[-1]
 
@@ -81,9 +95,9 @@ class HttpAccount:
         challenge = self.challenge()
         signature = self.keys.token_signature(self.instance, self.device_id, challenge)
         body = {"device_id": self.id, "challenge": to_text(challenge), "signature": to_text(signature)}
-        answer = ask(self.url, "POST", "/v1/auth/tokens", body)
+        answer = ask(self.url, "POST", "/v1/auth/tokens", body, address=self.address)
         assert answer.status == 201, answer
         return str(answer.content["token"])
 
     def call(self, method: str, path: str, body: Any = None, *, key: str | None = None) -> Answer:
-        return ask(self.url, method, path, body, token=self.token, key=key)
+        return ask(self.url, method, path, body, token=self.token, key=key, address=self.address)
