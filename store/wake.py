@@ -163,6 +163,7 @@ class WakeBus:
                 batch = dict(item for item, _ in zip(items, range(PIPELINE_MAX), strict=False))
                 outlet.pending = dict(items)
             messages = [(channel, b"%b %d" % (letter, number)) for (channel, letter), number in batch.items()]
+            await faultpoints.reach("wake.before_publish")
             left, reason = await self._publish(place, messages)
             if left and self._places.sharded:
                 left, reason = await self._elsewhere(left)

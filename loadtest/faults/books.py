@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 from loadtest.faults.world import Role, World
 from loadtest.processes import tree
 
-REST_S_MAX: Final = 150.0  # a lease of the default heartbeat and the repeats after it fit in
+DUE_S_MAX: Final = 30.0  # for what is due now; two repeats of a wake fit in
+REST_S_MAX: Final = 90.0  # for what waits for the end of a lease
 LEAVE_S_MAX: Final = 20.0
 _POLL_S: Final = 0.1
 _LANES: Final = 8  # connections a process holds beside its pool, at most
@@ -38,7 +39,10 @@ _WAITING: Final = """
     SELECT count(*) FROM envelopes
     WHERE recipient_device_id = ANY($1::uuid[]) AND acked_at IS NULL AND kind = 0 AND expires_at > mailboxd_now()
 """
-_OPEN: Final = "SELECT state, count(*) AS n FROM outbox_events WHERE state <> 'completed' GROUP BY state"
+_OPEN: Final = """
+    SELECT state, count(*) AS n FROM outbox_events
+    WHERE state <> 'completed' AND ($1 OR state <> 'pending' OR next_attempt_at <= mailboxd_now()) GROUP BY state
+"""
 _OVER: Final = """
     SELECT count(*) FROM mailboxes m JOIN mailbox_owners o USING (device_id), instances i
     WHERE m.stored_entries - o.released_entries > (i.policy ->> 'pending_entries_max')::bigint
@@ -46,29 +50,36 @@ _OVER: Final = """
 """
 
 
-async def check_books(world: World, devices: Iterable[bytes], within_s: float = REST_S_MAX) -> list[str]:
-    """What is wrong with the database and the queue once all clients have settled; empty when nothing is."""
+async def check_books(world: World, devices: Iterable[bytes]) -> list[str]:
+    """What is wrong with the database and the queue once all clients have settled; empty when nothing is.
+
+    Intents that wait for the lease of a session may stay open: see `at_rest`.
+    """
     problems: list[str] = []
     ids = [device.hex() for device in devices]
     connection = await world.connect()
     try:
         if waiting := await connection.fetchval(_WAITING, ids):
             problems.append(f"{waiting} entries wait un-acked although every client has settled")
-        if over := await connection.fetchval(_OVER):
+        if over := await quota_breaches(connection):
             problems.append(f"{over} mailboxes hold more than their quota")
-        end = time.monotonic() + within_s
-        while (open_ := await _unfinished(world, connection)) and time.monotonic() < end:
-            if "dead_letter" in open_:
-                break
-            await asyncio.sleep(_POLL_S)
-        if open_:
-            problems.append(f"not at rest: {open_}")
-        # Last: expiry and clean-up had their time, so nothing is counted in the middle of it.
+        if open_ := await _when_finished(world, connection, DUE_S_MAX, leased=False):
+            problems.append(f"due and not done: {open_}")
         if drifted := await connection.fetchval(_DRIFT, ids):
             problems.append(f"the counters of {drifted} mailboxes differ from their rows")
     finally:
         await connection.close()
     return problems
+
+
+async def at_rest(world: World) -> list[str]:
+    """What is still open when every device has been gone for longer than its lease: nothing may be."""
+    connection = await world.connect()
+    try:
+        open_ = await _when_finished(world, connection, REST_S_MAX, leased=True)
+    finally:
+        await connection.close()
+    return [f"outbox and queue did not come to rest: {open_}"] if open_ else []
 
 
 async def quota_breaches(connection: asyncpg.Connection) -> int:
@@ -84,9 +95,21 @@ async def server_time_ms(world: World) -> int:
         await connection.close()
 
 
-async def _unfinished(world: World, connection: asyncpg.Connection) -> dict[str, Any]:
-    """Intents by state and messages in streams; empty at rest."""
-    found: dict[str, Any] = {row["state"]: row["n"] for row in await connection.fetch(_OPEN)}
+async def _when_finished(
+    world: World, connection: asyncpg.Connection, within_s: float, *, leased: bool
+) -> dict[str, Any]:
+    """Wait until nothing is open; what still is at the end of the time, or a dead letter at once."""
+    end = time.monotonic() + within_s
+    while (open_ := await _unfinished(world, connection, leased=leased)) and time.monotonic() < end:
+        if "dead_letter" in open_:
+            break
+        await asyncio.sleep(_POLL_S)
+    return open_
+
+
+async def _unfinished(world: World, connection: asyncpg.Connection, *, leased: bool) -> dict[str, Any]:
+    """Intents by state and messages in streams; `leased`: those, too, that wait for a later moment."""
+    found: dict[str, Any] = {row["state"]: row["n"] for row in await connection.fetch(_OPEN, leased)}
     redis = Redis.from_url(world.given.redis_url or world.owned_valkey.url, socket_timeout=5.0)
     try:
         streams = 0

@@ -109,7 +109,7 @@ class ClientRun:
         if not any(cmid):
             return  # no id can be issued at the moment: nothing was sent
         self.notes.write(
-            "offered", cmid=cmid.hex(), envelopes=[(e.to.hex(), e.mid.hex(), _digest(body)) for e in envelopes]
+            "offered", cmid=cmid.hex(), envelopes=[(e.to.hex(), e.mid.hex(), digest(body)) for e in envelopes]
         )
         await client.post(envelopes, client_message_id=cmid)
 
@@ -132,7 +132,7 @@ class ClientRun:
         confirming = asyncio.create_task(confirm(), name="confirm")
         try:
             async for delivery in client.messages():
-                self.notes.write("handed", mid=delivery.message_id.hex(), content=_digest(delivery.body))
+                self.notes.write("handed", mid=delivery.message_id.hex(), content=digest(delivery.body))
                 self.last_news = time.monotonic()
                 waiting.append(delivery)
                 arrived.set()
@@ -170,33 +170,35 @@ class ClientRun:
         options = self.options
         async with MailboxClient(options.url, options.store, settings=SETTINGS, on_event=self.on_event) as client:
             calm = asyncio.create_task(self.calm.wait(), name="calm")
-            listening = asyncio.create_task(self._listen(), name="listen")
+            listening = asyncio.create_task(listen(self.calm), name="listen")
             receiving = asyncio.create_task(self.receive(client), name="receive")
             storm = [
                 asyncio.create_task(self.send_on(client), name="send"),
                 asyncio.create_task(self.disturb(client), name="disturb"),
             ]
             try:
-                if await _first({calm, listening, receiving, *storm}) is not calm:
+                if await first({calm, listening, receiving, *storm}) is not calm:
                     return LEFT_ALONE
                 await _cancel(storm)
                 client.prefer(None)
                 settling = asyncio.create_task(self.settle(client), name="settle")
                 storm.append(settling)
-                return 0 if await _first({settling, listening, receiving}) is settling else LEFT_ALONE
+                return 0 if await first({settling, listening, receiving}) is settling else LEFT_ALONE
             finally:
                 await _cancel([calm, listening, receiving, *storm])
 
-    async def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        while line := await reader.readline():
-            if line.strip() == b"calm":
-                self.calm.set()
+
+async def listen(calm: asyncio.Event) -> None:
+    """Set `calm` when the kit says so; return when the kit is gone."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        if line.strip() == b"calm":
+            calm.set()
 
 
-async def _first(tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
+async def first(tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     """The one that ended first; its error is raised here."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
@@ -210,8 +212,9 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _digest(body: bytes) -> str:
-    return body[:34].hex()  # sender, number and the first of the random bytes
+def digest(body: bytes) -> str:
+    """What the history keeps of a body: sender, number and the first of its random bytes."""
+    return body[:34].hex()
 
 
 def options_of(text: str) -> ClientOptions:

@@ -34,7 +34,8 @@ def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | Non
     attempts: dict[tuple[bytes, str], Attempt] = {}
     confirmed: set[tuple[bytes, str]] = set()
     for client, line in history:
-        device, key = client.device, (client.device, line.get("cmid", ""))
+        device = bytes.fromhex(line["device"]) if "device" in line else client.device
+        key = (device, line.get("cmid", ""))
         match line["what"]:
             case "offered":
                 if key in attempts:

@@ -70,6 +70,11 @@ class Process:
         return self._popen is not None and self._popen.poll() is None
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a SIGSTOP holds it."""
+        return self.is_running and _state(self.pid) == "T"
+
+    @property
     def returncode(self) -> int | None:
         return self._popen.poll() if self._popen is not None else None
 
@@ -162,11 +167,16 @@ def unused_port(chance: random.Random | None = None) -> int:
 
 
 def _lives(pid: int) -> bool:
+    return _state(pid) not in "ZX"
+
+
+def _state(pid: int) -> str:
+    """The letter of /proc/PID/stat; X when there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return text[text.rindex(")") + 2] not in "ZX"
+        return "X"
+    return text[text.rindex(")") + 2]
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest import machine
-from loadtest.faults.books import Descriptors, check_books, server_time_ms, still_alive
+from loadtest.faults.books import Descriptors, at_rest, check_books, server_time_ms, still_alive
 from loadtest.faults.fault import FAULTS, Fault, Scene
 from loadtest.faults.judge import Findings, judge
 from loadtest.faults.process import WorldFailed
@@ -22,7 +22,10 @@ from loadtest.faults.traffic import Traffic
 from loadtest.faults.world import Commands, Given, World, WorldPlan, running_world
 
 # Modules that register faults, in the order in which they run.
-MODULES: Final = ("kills",)
+MODULES: Final = (
+    "kills",
+    "points",
+)
 FAULT_S_MAX: Final = 420.0
 SHORT_SHARE: Final = 3  # the short selection's part of the messages: one third
 
@@ -101,6 +104,7 @@ async def _in_one_world(
     pids: set[int] = set()
     try:
         async with running_world(plan, commands=options.commands, given=options.given) as world:
+            result: dict[str, Any] = {"ok": False}
             while waiting:
                 one = waiting.pop(0)
                 if not one.needs <= world.owns:
@@ -111,6 +115,8 @@ async def _in_one_world(
                 done(result)
                 if not result["ok"] or plan.alone:
                     break
+            if world.sees_the_database and pids and result["ok"] and (open_ := await at_rest(world)):
+                done({"name": f"rest after {one.name}", "ok": False, "problems": open_})
     except WorldFailed as error:
         done({"name": f"world ({', '.join(one.name for one in faults)})", "ok": False, "problems": [str(error)]})
     if left := still_alive(pids):
@@ -149,7 +155,7 @@ async def _one(one: Fault, world: World, options: Options, seed: int) -> dict[st
             await _mend(world, traffic, scene)
         findings = judge(traffic.history(), now_ms=await server_time_ms(world) if world.sees_the_database else None)
         if world.sees_the_database and not scene.problems:
-            scene.problems += await check_books(world, [client.device for client in traffic.clients])
+            scene.problems += await check_books(world, traffic.devices)
             scene.problems += await Descriptors(world).left_behind()
         await world.refresh()
     except (WorldFailed, OSError) as error:
@@ -196,7 +202,7 @@ def _result(
         "recovered_s": None if recovered_s is None else round(recovered_s, 2),
         "seconds": round(seconds, 1),
         "refusals": dict(findings.refusals),
-        "clients_killed": sum(client.kills for client in scene.traffic.clients),
+        "clients_killed": sum(part.kills for part in scene.traffic.processes),
         "facts": scene.facts,
         "problems": problems,
         "examples": verdict["examples"],

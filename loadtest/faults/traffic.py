@@ -20,6 +20,7 @@ from mailbox_client import Account
 
 FLOW_POLL_S: Final = 0.05
 SETTLE_S_MAX: Final = 120.0
+WOKEN_S_MAX: Final = 90.0  # a lease of the kit's heartbeat and the first repeats fit in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,48 +32,30 @@ class Load:
     body_bytes: int = 200
     ttl_s: int | None = None
     disturbed: bool = False
+    sleepers: int = 0  # devices that are away until they are woken by a push; mail goes to them as well
 
 
-class Client:
-    """One device, its store and its notes, and the process that runs it at the moment."""
+class ClientProcess:
+    """A process of ours that notes what it sees, takes `calm` on its standard input, and is killed at will."""
 
-    def __init__(self, traffic: Traffic, number: int) -> None:
-        directory = traffic.directory
-        self.number = number
-        self.name = f"client-{number}"
-        self.store = directory / f"{self.name}.sqlite"
-        self.notes = directory / f"{self.name}.jsonl"
-        self.device = b""
-        self.kills = 0
-        self.url = ""  # of its newest process
+    def __init__(self, traffic: Traffic, name: str) -> None:
+        self.name = name
+        self.notes = traffic.directory / f"{name}.jsonl"
         self.reader = NotesReader(self.notes)
-        self.process = Process(self.name, directory / f"{self.name}.log")
+        self.process = Process(name, traffic.directory / f"{name}.log")
+        self.kills = 0
+        self.device = b""
         self._traffic = traffic
         self._stdin: Any = None
 
-    async def register(self, url: str) -> None:
-        self.device = (await Account.register(url, self.store)).device_id
-
-    def start(self, url: str | None = None) -> None:
-        """Run it at this gateway, or at one drawn by chance."""
-        traffic, load = self._traffic, self._traffic.load
-        self.url = url or traffic.random.choice(traffic.world.urls)
-        options = {
-            "url": self.url,
-            "store": str(self.store),
-            "notes": str(self.notes),
-            "number": self.number,
-            "peers": [peer.hex() for peer in traffic.peers_of(self)],
-            "seed": traffic.random.randrange(10**9),
-            "pause_s": load.pause_s,
-            "body_bytes": load.body_bytes,
-            "ttl_s": load.ttl_s,
-            "disturbed": load.disturbed,
-        }
-        environment = {"PATH": os.environ.get("PATH", os.defpath), **traffic.client_environment}
-        command = [*traffic.world.commands.client, json.dumps(options)]
-        popen = self.process.spawn(command, environment, stdin=subprocess.PIPE, cwd=ROOT)
+    def run(self, command: Sequence[str], options: dict[str, Any]) -> None:
+        environment = {"PATH": os.environ.get("PATH", os.defpath), **self._traffic.client_environment}
+        popen = self.process.spawn([*command, json.dumps(options)], environment, stdin=subprocess.PIPE, cwd=ROOT)
         self._stdin = popen.stdin
+
+    @property
+    def ended_by_itself(self) -> bool:
+        return self._stdin is not None and not self.process.is_running
 
     async def kill(self) -> None:
         """SIGKILL: what it held and had not confirmed comes again after its next start."""
@@ -81,7 +64,7 @@ class Client:
         self._close()
 
     def calm(self) -> None:
-        """Send nothing more, settle, end."""
+        """Begin nothing more, settle, end."""
         try:
             self._stdin.write(b"calm\n")
             self._stdin.flush()
@@ -109,6 +92,59 @@ class Client:
             self._stdin = None
 
 
+class Client(ClientProcess):
+    """One device, its store and its notes, and the process that runs it at the moment."""
+
+    def __init__(self, traffic: Traffic, number: int) -> None:
+        super().__init__(traffic, f"client-{number}")
+        self.number = number
+        self.store = traffic.directory / f"{self.name}.sqlite"
+        self.url = ""  # of its newest process
+
+    async def register(self, url: str) -> None:
+        self.device = (await Account.register(url, self.store)).device_id
+
+    def start(self, url: str | None = None) -> None:
+        """Run it at this gateway, or at one drawn by chance."""
+        traffic, load = self._traffic, self._traffic.load
+        self.url = url or traffic.random.choice(traffic.world.urls)
+        options = {
+            "url": self.url,
+            "store": str(self.store),
+            "notes": str(self.notes),
+            "number": self.number,
+            "peers": [peer.hex() for peer in traffic.peers_of(self)],
+            "seed": traffic.random.randrange(10**9),
+            "pause_s": load.pause_s,
+            "body_bytes": load.body_bytes,
+            "ttl_s": load.ttl_s,
+            "disturbed": load.disturbed,
+        }
+        self.run(traffic.world.commands.client, options)
+
+
+class Sleepers(ClientProcess):
+    """All sleeping devices, in one process."""
+
+    def __init__(self, traffic: Traffic, count: int) -> None:
+        super().__init__(traffic, "sleepers")
+        self.stores = [traffic.directory / f"sleeper-{number}.sqlite" for number in range(count)]
+        self.devices: list[bytes] = []
+
+    async def register(self, url: str) -> None:
+        self.devices = [(await Account.register(url, store)).device_id for store in self.stores]
+
+    def start(self) -> None:
+        traffic = self._traffic
+        options = {
+            "url": traffic.random.choice(traffic.world.urls),
+            "notes": str(self.notes),
+            "stores": [str(store) for store in self.stores],
+            "seed": traffic.random.randrange(10**9),
+        }
+        self.run(traffic.world.commands.sleepers, options)
+
+
 class Traffic:
     """All clients of one fault run and what they have noted so far."""
 
@@ -118,19 +154,34 @@ class Traffic:
         self.load = load
         self.random = chance
         self.clients = [Client(self, number) for number in range(load.clients)]
+        self.sleepers = Sleepers(self, load.sleepers) if load.sleepers and world.sees_the_database else None
         self.extra_peers: list[bytes] = []  # devices that are no clients of ours and get mail, too
         self.client_environment: dict[str, str] = {}
-        self.lines: list[tuple[Client, dict[str, Any]]] = []
+        self.lines: list[tuple[ClientProcess, dict[str, Any]]] = []
 
     def peers_of(self, client: Client) -> list[bytes]:
         """Everybody but itself."""
-        return [other.device for other in self.clients if other is not client] + self.extra_peers
+        asleep = self.sleepers.devices if self.sleepers is not None else []
+        return [other.device for other in self.clients if other is not client] + asleep + self.extra_peers
+
+    @property
+    def devices(self) -> list[bytes]:
+        """Of all clients and sleepers."""
+        asleep = self.sleepers.devices if self.sleepers is not None else []
+        return [client.device for client in self.clients] + asleep
+
+    @property
+    def processes(self) -> list[ClientProcess]:
+        return [*self.clients, *((self.sleepers,) if self.sleepers is not None else ())]
 
     async def start(self) -> None:
         """Register all, start all, return when mail flows everywhere."""
         self.directory.mkdir(mode=0o700)
         urls = self.world.urls
         await asyncio.gather(*(client.register(urls[client.number % len(urls)]) for client in self.clients))
+        if self.sleepers is not None:
+            await self.sleepers.register(urls[0])
+            self.sleepers.start()
         since = time.monotonic_ns()
         for client in self.clients:
             client.start(urls[client.number % len(urls)])
@@ -167,42 +218,77 @@ class Traffic:
 
     def check(self) -> None:
         """WorldFailed when a client ended that nobody killed."""
-        for client in self.clients:
-            status = client.process.returncode
-            if status is not None and client._stdin is not None:
-                raise WorldFailed(f"{client.name} ended with {status}:\n{client.process.last_words()}")
+        for part in self.processes:
+            if part.ended_by_itself:
+                raise WorldFailed(f"{part.name} ended with {part.process.returncode}:\n{part.process.last_words()}")
 
     async def settle(self, within_s: float = SETTLE_S_MAX) -> None:
-        """Stop sending, let everything arrive and be confirmed, and end all clients; WorldFailed when that fails."""
+        """Stop sending, let everything arrive and be confirmed, and end all clients; WorldFailed when that fails.
+
+        Sleeping devices come last, and only by pushes: who has mail and is not woken in its time is told as a fault.
+        """
         for client in self.clients:
             client.process.cont()
             if not client.process.is_running:
                 client.start()
             client.calm()
         await asyncio.gather(*(client.settled(within_s) for client in self.clients))
+        forgotten = 0
+        if (sleepers := self.sleepers) is not None:
+            sleepers.process.cont()
+            if not sleepers.process.is_running:
+                sleepers.start()
+            forgotten = await self._until_woken(sleepers)
+            sleepers.calm()
+            await sleepers.settled(within_s)
         self._read()
+        if forgotten:
+            raise WorldFailed(f"{forgotten} messages lay {WOKEN_S_MAX:.0f} s with devices that were not woken for them")
+
+    async def _until_woken(self, sleepers: Sleepers) -> int:
+        """How many messages for sleeping devices their apps do not have, when pushes alone had their time."""
+        end = time.monotonic() + WOKEN_S_MAX
+        while (waiting := self._not_handed({device.hex() for device in sleepers.devices})) and time.monotonic() < end:
+            self.check()
+            await asyncio.sleep(FLOW_POLL_S)
+        return waiting
+
+    def _not_handed(self, devices: set[str]) -> int:
+        self._read()
+        meant = {
+            mid
+            for _, line in self.lines
+            if line["what"] == "offered"
+            for to, mid, _ in line["envelopes"]
+            if to in devices
+        }
+        accepted = {mid for _, line in self.lines if line["what"] == "accepted" for mid, _, _ in line["results"]}
+        handed = {line["mid"] for _, line in self.lines if line["what"] == "handed"}
+        return len((meant & accepted) - handed)
 
     async def close(self) -> None:
         """Nothing of it runs any more."""
-        for client in self.clients:
-            await client.close()
+        for part in self.processes:
+            await part.close()
 
-    def history(self) -> Sequence[tuple[Client, dict[str, Any]]]:
+    def history(self) -> Sequence[tuple[ClientProcess, dict[str, Any]]]:
         """What all processes noted, in the order in which it happened."""
         self._read()
         return sorted(self.lines, key=lambda one: one[1]["at"])
 
     def pids(self) -> set[int]:
-        return {client.process.pid for client in self.clients if client.process.is_running}
+        return {part.process.pid for part in self.processes if part.process.is_running}
 
     def _read(self) -> None:
-        for client in self.clients:
-            self.lines.extend((client, line) for line in client.reader.news())
+        for part in self.processes:
+            self.lines.extend((part, line) for line in part.reader.news())
 
     def _late(self, since_ns: int) -> list[Client]:
         """Clients without a confirmed send, or without an arrival, of what was offered since then."""
         self._read()
-        offered, confirmed, reached = set(), set(), set()
+        offered: set[tuple[ClientProcess, str]] = set()
+        confirmed: set[ClientProcess] = set()
+        reached: set[ClientProcess] = set()
         mids: set[str] = set()
         for client, line in self.lines:
             if line["what"] == "offered" and line["at"] > since_ns:

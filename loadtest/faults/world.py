@@ -67,6 +67,7 @@ class Commands:
 
     mailboxd: tuple[str, ...] = (sys.executable, "-m", "mailboxd")
     client: tuple[str, ...] = (sys.executable, "-m", "loadtest.faults.client")
+    sleepers: tuple[str, ...] = (sys.executable, "-m", "loadtest.faults.sleepers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,9 @@ class WorldPlan:
     workers: int = 1
     proxied: frozenset[Service] = frozenset()
     policy: tuple[tuple[str, str], ...] = ()  # beside NO_LIMITS
-    gateway_settings: tuple[tuple[str, str], ...] = ()  # MAILBOXD_ and this, in capitals
+    gateway_settings: tuple[tuple[str, str], ...] = (("heartbeat_s", "10"),)  # MAILBOXD_ and this, in capitals
     worker_settings: tuple[tuple[str, str], ...] = (("wake_repeat_s", "2"),)
+    gateway_environment: tuple[tuple[str, str], ...] = ()  # as it stands, for programs of other projects
     make_postgres: Callable[[Path], PostgresServer] = PostgresServer  # it creates and starts itself in `create`
     make_valkey: Callable[[Path], ValkeyServer] = ValkeyServer
     alone: bool = False  # a world for this fault only: it leaves traces
@@ -104,6 +106,7 @@ class Role:
         self.ops_port = unused_port()
         self.process = Process(self.name, world.directory / f"{self.name}.log")
         self.settings: dict[str, str] = {}  # beside the plan's, from the next start on
+        self.environment = dict(world.plan.gateway_environment) if kind is Kind.GATEWAY else {}
 
     @property
     def url(self) -> str:
@@ -125,7 +128,8 @@ class Role:
         own = {"listen": f"127.0.0.1:{self.port}", "loopback_exempt": "true"} if self.kind is Kind.GATEWAY else {}
         allowed = {"push_private_networks_allowed": "127.0.0.0/8"} if self.kind is Kind.WORKER else {}
         settings = {"ops_listen": f"127.0.0.1:{self.ops_port}", **own, **allowed, **dict(plan), **self.settings}
-        environment = world.environment | {f"MAILBOXD_{name.upper()}": value for name, value in settings.items()}
+        environment = world.environment | self.environment
+        environment |= {f"MAILBOXD_{name.upper()}": value for name, value in settings.items()}
         if faults:
             environment["MAILBOXD_FAULTPOINTS"] = faults
         self.process.spawn([*world.commands.mailboxd, str(self.kind)], environment, cwd=ROOT)
@@ -142,6 +146,10 @@ class Role:
 
     async def kill(self) -> None:
         await self.process.kill()
+
+    async def close(self) -> None:
+        """At the world's end."""
+        await self.process.stop()
 
     def freeze(self) -> None:
         self.process.freeze()
@@ -363,7 +371,7 @@ async def _stop(world: World) -> None:
     for group in (world.gateways, world.workers, [part for part in (world.valkey, world.postgres) if part]):
         for part in group:
             part.cont()
-        answers = await asyncio.gather(*(part.process.stop() for part in group), return_exceptions=True)
+        answers = await asyncio.gather(*(part.close() for part in group), return_exceptions=True)
         faults += [str(answer) for answer in answers if isinstance(answer, Exception)]
     if faults:
         raise WorldFailed("; ".join(faults))
