@@ -104,6 +104,18 @@ async def test_sessions_outlive_a_database_that_goes_and_comes_back(
     ]
 
 
+async def test_a_session_that_became_read_only_is_not_ready_and_is_thrown_away(gateway: LocalGateway) -> None:
+    """As when an operator closes a database, or a primary was demoted, under connections that are open."""
+    async with gateway.gateway.services.postgres.connection() as connection:
+        await connection.execute("SET default_transaction_read_only = on")  # the one that the pool gives out next
+    assert await readiness(gateway) == (503, "database")
+
+    async def ready() -> bool:
+        return await readiness(gateway) == (200, "ready")
+
+    await eventually(ready, what="ready again on a new connection")
+
+
 async def test_another_history_of_the_database_ends_sessions_and_refuses_cursors(
     lab: GatewayLab, gateway: LocalGateway, services: Services, alice: Device
 ) -> None:
