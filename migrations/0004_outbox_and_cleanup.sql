@@ -6,11 +6,21 @@
 -- migrate: apply
 -- Whoever writes a contact that follows a push makes the device's intent be looked at again soon. Otherwise it would sleep
 -- up to 20 minutes until its next repeat, and mail that comes after this contact with it, since a submit does not touch an
--- open intent. A trigger, so that no writer can forget it; the condition costs an ACK nothing.
+-- open intent. A trigger, so that no writer can forget it; the condition costs an ACK nothing (ADR 0061, 0081).
 CREATE FUNCTION wake_contact_made() RETURNS trigger
 LANGUAGE plpgsql VOLATILE
 AS $$
 BEGIN
+    -- An ACK of older mail alone is no answer: the device may have fetched that before, and this push may have been lost
+    -- on its way. Only what can have shown it the newest entry that this push announced is: HELLO, pull, or that one's ACK.
+    IF (NEW.released_entries, NEW.released_echoes) <> (OLD.released_entries, OLD.released_echoes)
+       AND (SELECT n.acked_at IS NULL AND n.expires_at > mailboxd_now()
+              FROM (SELECT e.acked_at, e.expires_at FROM envelopes e
+                     WHERE e.recipient_device_id = NEW.device_id AND e.kind = 0 AND e.accepted_at <= OLD.pushed_at
+                     ORDER BY e.position DESC LIMIT 1) AS n) THEN
+        NEW.contact_at := OLD.contact_at;
+        RETURN NEW;
+    END IF;
     NEW.pushed_at := NULL;
     UPDATE outbox_events x
        SET next_attempt_at = greatest(NEW.contact_at + interval '30 seconds', NEW.online_until)

@@ -108,6 +108,36 @@ async def test_mail_after_a_contact_is_pushed_soon_and_not_at_the_old_repeat(wor
     assert (await worker.intent(device))["pushes_accepted"] == 1  # it counts anew after a contact
 
 
+async def test_an_ack_of_older_mail_alone_is_no_answer_to_a_push(worker: WorkerParts) -> None:
+    """The device fetched the first before the second came, and the provider swallows the push for that one."""
+    device = await worker.device()
+    [first] = await worker.submit(device)
+    await worker.turn()
+    await worker.contact(device)
+    await worker.skip(31)
+    [second] = await worker.submit(device)
+    await worker.turn()
+    assert pushes(worker) == 2
+    await worker.ack(device, [first])
+    await worker.skip(31)
+    await worker.turn()
+    assert pushes(worker) == 3
+    await worker.ack(device, [second])
+    await worker.skip(61)
+    await worker.turn()
+    assert ((await worker.intent(device))["reason"], pushes(worker)) == ("nothing_waits", 3)
+
+
+async def test_an_ack_of_the_newest_answers_the_push_although_older_mail_waits(worker: WorkerParts) -> None:
+    device = await worker.device()
+    _deferred, newest = await worker.submit(device, count=2)
+    await worker.turn()
+    await worker.ack(device, [newest])
+    await worker.skip(31)
+    await worker.turn()
+    assert ((await worker.intent(device))["reason"], pushes(worker)) == ("contact", 1)
+
+
 async def test_mail_that_commits_while_the_device_pulls_is_woken_again(worker: WorkerParts) -> None:
     device = await worker.device()
     await worker.submit(device)

@@ -51,6 +51,16 @@ SELECT count(*) FROM unnest($1::uuid[], $2::bigint[]) AS g(device, pushed)
    AND EXISTS (SELECT FROM envelopes e WHERE e.recipient_device_id = g.device AND e.kind = 0 AND e.acked_at IS NULL
                   AND e.expires_at > mailboxd_now() AND e.position <= b.wake_position AND e.position > g.pushed)
 """
+# Done by contact, although something was announced (if at all) by pushes that may have been lost, and never shown.
+UNSEEN = """
+SELECT count(*) FROM unnest($1::uuid[], $2::bigint[]) AS g(device, shown)
+  JOIN mailboxes b ON b.device_id = g.device
+ WHERE b.state = 1
+   AND EXISTS (SELECT FROM outbox_events x WHERE x.aggregate_ref = g.device
+                  AND x.state = 'completed' AND x.reason = 'contact')
+   AND EXISTS (SELECT FROM envelopes e WHERE e.recipient_device_id = g.device AND e.kind = 0 AND e.acked_at IS NULL
+                  AND e.expires_at > mailboxd_now() AND e.position <= b.wake_position AND e.position > g.shown)
+"""
 MARKS = """
 SELECT count(*) FROM mailboxes b
  WHERE b.wake_open <> EXISTS (SELECT FROM outbox_events x WHERE x.aggregate_ref = b.device_id
@@ -90,6 +100,7 @@ class Wakes(RuleBasedStateMachine):
         self.entries: list[list[ModelEntry]] = [[] for _ in range(DEVICES)]
         self.skipped = 0.0
         self.pushed = [0] * DEVICES
+        self.shown = [0] * DEVICES  # the newest position that the device can have been shown
         self.route: list[bytes | None] = [None] * DEVICES
         self.run(self._empty())
 
@@ -122,17 +133,26 @@ class Wakes(RuleBasedStateMachine):
     def ack(self, number: int, share: int, data: st.DataObject) -> None:
         chosen = [entry for entry in self.entries[number][-99:] if share == 1 or data.draw(st.booleans())]
         mids = [entry.mid for entry in chosen]
+        self._has_seen(
+            number, "SELECT max(position) FROM envelopes WHERE recipient_device_id = $1 AND message_id = ANY ($2)", mids
+        )
         self.run(self.worker.ack(self.devices[number], [*mids, MessageId(os.urandom(16))]))
         for entry in chosen:
             entry.acked = True
 
     @rule(number=st.integers(0, DEVICES - 1))
     def contact(self, number: int) -> None:
+        self._has_seen(number, "SELECT wake_position FROM mailboxes WHERE device_id = $1")
         self.run(self.worker.contact(self.devices[number]))
 
     @rule(number=st.integers(0, DEVICES - 1), seconds=st.sampled_from([1, 100]))
     def go_online(self, number: int, seconds: int) -> None:
+        self._has_seen(number, "SELECT wake_position FROM mailboxes WHERE device_id = $1")
         self.run(self.worker.go_online(self.devices[number], seconds))
+
+    def _has_seen(self, number: int, sql: str, *arguments: Any) -> None:
+        newest = self.run(self.worker.stores.postgres.fetchval(sql, self.devices[number], *arguments))
+        self.shown[number] = max(self.shown[number], newest or 0)
 
     @rule(number=st.integers(0, DEVICES - 1))
     def put_route(self, number: int) -> None:
@@ -236,6 +256,11 @@ class Wakes(RuleBasedStateMachine):
     @invariant()
     def nothing_is_forgotten(self) -> None:
         count = self.run(self.worker.stores.postgres.fetchval(FORGOTTEN, self.devices, self.pushed))
+        assert count == 0
+
+    @invariant()
+    def what_was_never_shown_is_not_done_by_contact(self) -> None:
+        count = self.run(self.worker.stores.postgres.fetchval(UNSEEN, self.devices, self.shown))
         assert count == 0
 
     @invariant()
