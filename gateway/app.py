@@ -237,9 +237,9 @@ class Gateway:
             Hello: hello.websocket,
             Send: send.websocket,
             Ack: AckHandler(acks, delivery, metrics).websocket,
-            PullMailbox: PullHandler(reader, delivery, database_time).websocket,
+            PullMailbox: PullHandler(reader, delivery, database_time, rates.call_of_device).websocket,
             Defer: DeferHandler(delivery).websocket,
-            Reauth: ReauthHandler(auth, database_time).websocket,
+            Reauth: ReauthHandler(auth, database_time, rates.call_of_device).websocket,
             Ping: PingHandler().websocket,
         }
         door = WsDoor(

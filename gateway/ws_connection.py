@@ -69,6 +69,7 @@ class WsConnection(asyncio.Protocol):
         "_budget",
         "_closing_until",
         "_flush_queue",
+        "_handing_over",
         "_held",
         "_inbox",
         "_library",
@@ -101,6 +102,7 @@ class WsConnection(asyncio.Protocol):
         self._partial: bytearray | None = None  # the start of a frame
         self._needed = 0
         self._inbox: list[bytes] | None = None  # messages that the session does not take yet
+        self._handing_over = False  # what was held back: an answer that comes at once must not begin it again
         self._held = 0  # bytes of ours in the budget
         self._library: UncommonFrames | None = None
         self._paused = False
@@ -306,14 +308,20 @@ class WsConnection(asyncio.Protocol):
 
     def go_on(self) -> None:
         """The session may take more: hand over what was held back, then read again."""
+        if self._handing_over:
+            return  # further up the stack, where it goes on with the next message
         inbox, session = self._inbox, self.session
         if inbox is not None and session is not None:
             taken = 0
-            for message in inbox:
-                if self.session is None or not session.may_take(len(message)):
-                    break
-                session.message(message)
-                taken += 1
+            self._handing_over = True
+            try:
+                for message in inbox:
+                    if self.session is None or not session.may_take(len(message)):
+                        break
+                    session.message(message)
+                    taken += 1
+            finally:
+                self._handing_over = False
             if self.session is None:
                 return
             if taken < len(inbox):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gateway.database_time import DatabaseTime
@@ -11,6 +12,7 @@ from protocol.cursor import DeviceCursors
 from protocol.delivery_state import READ_BYTES_MAX
 from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import PullMailbox
+from protocol.ids import DeviceId
 from store.mailbox import MailboxReader
 from store.records import Page, ReadRequest
 
@@ -21,10 +23,18 @@ if TYPE_CHECKING:
 class PullHandler:
     """Answers with a page behind the cursor, or from the oldest un-acked entry."""
 
-    def __init__(self, reader: MailboxReader, delivery: Delivery, database_time: DatabaseTime) -> None:
+    def __init__(
+        self,
+        reader: MailboxReader,
+        delivery: Delivery,
+        database_time: DatabaseTime,
+        call_of_device: Callable[[DeviceId], int],
+    ) -> None:
+        """`call_of_device`: count one request of a device; 0, or the milliseconds to wait. As over HTTP."""
         self._reader = reader
         self._delivery = delivery
         self._database_time = database_time
+        self._call_of_device = call_of_device
 
     def websocket(self, session: DeviceSession, frame: PullMailbox, _size: int) -> None:
         device, cursors = session.device, session.cursors
@@ -43,6 +53,8 @@ class PullHandler:
 
         after = 0
         try:
+            if refused_ms := self._call_of_device(device):
+                raise MailboxError(ErrorCode.RATE_LIMITED, retry_after_ms=refused_ms)
             if cursor is not None:
                 after, _, epoch = cursors.open(cursor, self._database_time.now_ms())
                 if epoch != session.epoch:

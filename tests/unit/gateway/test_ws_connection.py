@@ -271,6 +271,20 @@ class TestHoldingBack:
         assert bench.session.messages == [b"0", b"1", b"2", b"3", b"4"]
         assert bench.transport.reading
 
+    def test_answers_that_come_at_once_neither_repeat_what_was_held_back_nor_pile_up(self) -> None:
+        """A refused request is answered inside of its own handling, and the answer asks for the next one."""
+        bench = Bench()
+        bench.session.takes = False
+        messages = [b"%d" % number for number in range(3_000)]
+        bench.connection.data_received(b"".join(map(ws_frame, messages)))
+        bench.session.takes = True
+        bench.session.on_message = lambda _: bench.connection.go_on()
+        bench.connection.go_on()
+        assert bench.session.messages == messages
+        assert not bench.connection.held_back
+        bench.connection.data_received(ws_frame(b"next"))
+        assert bench.session.messages[-1] == b"next"
+
     def test_a_message_that_ends_the_session_drops_what_is_behind_it(self) -> None:
         bench = Bench()
         bench.session.on_message = lambda _data: bench.connection.close(4400)
