@@ -7,21 +7,37 @@ import gc
 import json
 import sys
 from dataclasses import fields
+from typing import Final
 
 import uvloop
 from rich.console import Console
 
+from loadtest import profile
 from loadtest.accounts import RegistrationFailed
 from loadtest.bench import SCENARIOS, bench
 from loadtest.conditions import busy_before
 from loadtest.faults import command as faults
+from loadtest.profile import ProfileFailed
 from loadtest.report import markdown, show
 from loadtest.run import Settings
 from loadtest.scenarios.growth import GrowthFailed
 from loadtest.scenarios.http_only import HttpFailed
 from loadtest.scenarios.pgbench import PgbenchFailed
 from loadtest.server import ServerFailed
+from loadtest.soak import command as soak
+from loadtest.soak.failure import SoakFailed
 from loadtest.swarm import SwarmFailed
+
+_FAILURES: Final = (
+    ServerFailed,
+    SwarmFailed,
+    RegistrationFailed,
+    HttpFailed,
+    PgbenchFailed,
+    GrowthFailed,
+    SoakFailed,
+    ProfileFailed,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,9 +63,25 @@ def main(arguments: list[str] | None = None) -> int:
     form.add_argument("--json", action="store_true", help="one JSON document instead of the table")
     form.add_argument("--markdown", action="store_true", help="the tables of docs/performance.md")
     faults.add_parser(commands)
+    soak.add_parser(commands)
+    profile.add_parser(commands)
     options = parser.parse_args(arguments)
-    if options.command == "faults":
-        return faults.run_command(options)
+    try:
+        match options.command:
+            case "faults":
+                return faults.run_command(options)
+            case "soak":
+                return soak.run_command(options)
+            case "profile":
+                return profile.run_command(options)
+            case _:
+                return _bench(options)
+    except _FAILURES as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 1
+
+
+def _bench(options: argparse.Namespace) -> int:
     chosen = {
         field.name: value for field in fields(Settings) if (value := getattr(options, field.name, None)) is not None
     }
@@ -57,11 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"loadtest: the machine is busy: {reason}", file=sys.stderr)
         return 1
     gc.disable()  # the history is millions of objects without cycles: walking them would only steal the server's cores
-    try:
-        report = uvloop.run(bench(options.scenario or ["cycle"], chosen, options.url))
-    except (ServerFailed, SwarmFailed, RegistrationFailed, HttpFailed, PgbenchFailed, GrowthFailed) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        return 1
+    report = uvloop.run(bench(options.scenario or ["cycle"], chosen, options.url))
     if options.json:
         print(json.dumps(report, separators=(",", ":")))
     elif options.markdown:

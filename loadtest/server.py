@@ -57,15 +57,42 @@ class Server:
 
 
 @asynccontextmanager
-async def fresh_server(*, gateways: int = 1, policy: Mapping[str, str] = UNLIMITED) -> AsyncIterator[Server]:
-    """Run a server with this policy in a temporary data directory; stopped and removed on leaving, however that is."""
+async def fresh_server(
+    *,
+    gateways: int = 1,
+    policy: Mapping[str, str] = UNLIMITED,
+    settings: Mapping[str, str] | None = None,
+    postgres_settings: Mapping[str, str] | None = None,
+) -> AsyncIterator[Server]:
+    """Run a server with this policy in a temporary data directory; stopped and removed on leaving, however that is.
+
+    `settings` are environment variables of its processes. `postgres_settings` are for this run alone, such as a library
+    to preload: the cluster is made first, then they are written into its postgresql.conf.
+    """
     # Not made here: embedded PostgreSQL runs under another user where we are root, and must be able to reach it.
     data_dir = Path(tempfile.gettempdir()) / f"mailboxd-bench-{secrets.token_hex(4)}"
+    environment = {**os.environ, **(settings or {})}
+    try:
+        if postgres_settings:
+            async with _running(data_dir, gateways, {}, environment):
+                pass
+            with (data_dir / "postgres" / "postgresql.conf").open("a") as conf:
+                conf.writelines(f"{name} = '{value}'\n" for name, value in postgres_settings.items())
+        async with _running(data_dir, gateways, policy, environment) as server:
+            yield server
+    finally:
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _running(
+    data_dir: Path, gateways: int, policy: Mapping[str, str], environment: Mapping[str, str]
+) -> AsyncIterator[Server]:
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
             command(), "up", "--json", "--data-dir", str(data_dir), "--port", "0", "--ops-port", "0",
             "--gateways", str(gateways),
-            stdout=asyncio.subprocess.PIPE, stderr=said, start_new_session=True,
+            stdout=asyncio.subprocess.PIPE, stderr=said, start_new_session=True, env=environment,
         )  # fmt: skip
         try:
             ready = await _ready_line(process, said)
@@ -82,7 +109,6 @@ async def fresh_server(*, gateways: int = 1, policy: Mapping[str, str] = UNLIMIT
             )
         finally:
             await _stop(process)
-            shutil.rmtree(data_dir, ignore_errors=True)
 
 
 def command() -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+from collections import Counter
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,6 +24,12 @@ AFTER_S: Final = 3.0
 BACK_S_MAX: Final = 120.0
 BACKOFF_BASE_S: Final = 0.5
 BACKOFF_CAP_S: Final = 60.0
+# What the contract lets a client meet whose gateway dies and comes back: nobody listens, the connection ends without a
+# word, 503 with a come-back time (a full or starting gateway), or a close that says when to come back.
+LISTENS_NOT: Final = "nobody listens"
+CUT: Final = "ended without a word"
+BUSY: Final = "503"
+DOCUMENTED: Final = frozenset({LISTENS_NOT, CUT, BUSY, "closed 1001", "closed 1012", "closed 4429", "closed 4503"})
 
 
 class _Returning:
@@ -30,6 +37,7 @@ class _Returning:
 
     def __init__(self, swarm: Swarm) -> None:
         self.attempts = 0
+        self.errors: Counter[str] = Counter()
         self._swarm = swarm
         self._random = random.Random(1)
         self._devices: dict[int, Device] = {device.index: device for device in swarm.devices}
@@ -63,11 +71,16 @@ class _Returning:
             come_back_s = None
             try:
                 device = await self._swarm.open(index)
-            except OSError:
+            except ConnectionRefusedError:
+                self.errors[LISTENS_NOT] += 1
+                continue
+            except OSError as error:
+                self.errors[CUT if isinstance(error, ConnectionResetError) else str(error)] += 1
                 continue
             try:
                 await device.ready
             except SwarmFailed:
+                self.errors[_met(device)] += 1
                 come_back_s = device.come_back_s
                 continue
             self._devices[index] = device
@@ -104,6 +117,8 @@ async def storm(run: Run) -> dict[str, Any]:
         verdict = judged(swarm, recorder, drained=await swarm.drain(60.0))
     finally:
         swarm.close()
+    problems = {error: times for error, times in returning.errors.items() if error not in DOCUMENTED}
+    verdict["ok"] = bool(verdict["ok"] and not problems)
     welcome = swarm.welcomes.summary()
     return merged(
         {"devices": count, "all_back_s": round(back_s, 3), "welcome_ms": welcome, "attempts": returning.attempts},
@@ -112,10 +127,19 @@ async def storm(run: Run) -> dict[str, Any]:
                 "all back in s:": round(back_s, 3),
                 "upgrade to WELCOME, ms:": welcome,
                 "tries:": returning.attempts,
+                "met on the way:": dict(returning.errors),
             }
         },
+        {"errors": dict(returning.errors), "problems": problems},
         verdict,
     )
+
+
+def _met(device: Device) -> str:
+    """How a try ended that had a connection."""
+    if device.close_code is not None:
+        return f"closed {device.close_code}"
+    return BUSY if " 503 " in device.close_reason else device.close_reason or CUT
 
 
 def _kill_gateway(run: Run) -> None:
