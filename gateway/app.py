@@ -46,6 +46,7 @@ from protocol.cursor import CursorRing
 from protocol.fingerprint import InstanceSecret
 from protocol.frames import Ack, Defer, Hello, Ping, PullMailbox, Reauth, Send
 from protocol.ids import InstanceId
+from runtime import garbage
 from runtime.clock import Clock, SystemClock
 from runtime.config import GatewayConfig
 from runtime.doorbell import Doorbell
@@ -98,6 +99,7 @@ async def serve(config: GatewayConfig) -> int:
         log.info("fewer connections than configured: too few open files allowed", connections_max=room)
     async with AsyncExitStack() as stack:
         gateway = await Gateway.open(config.model_copy(update={"connections_max": room}), SystemClock(), stack)
+        garbage.settle()
         reloading = asyncio.create_task(gateway.reload_when(reload_asked), name="reloads")
         stack.callback(reloading.cancel)
         await gateway.run(stopping)
