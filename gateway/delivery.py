@@ -128,6 +128,8 @@ class Delivery:
 
     def pump(self, session: DeviceSession) -> None:
         """Read for this session if there is a reason, and room for what would come."""
+        if session.state.up_to_date:
+            return
         plan = session.state.read_wanted()
         device = session.device
         if plan is None:

@@ -12,7 +12,7 @@ import structlog
 from gateway.request_ids import new_request_id
 from protocol.codec import decode_client_frame, encode_error, encode_server_frame
 from protocol.errors import CloseCode, ErrorCode, MailboxError
-from protocol.frames import GoAway, PushEvents
+from protocol.frames import GoAway, Hello, PushEvents
 from protocol.limits import HELLO_TIMEOUT_S, MAX_FRAME_BYTES, MAX_FRAME_BYTES_BEFORE_HELLO
 from protocol.packing import malformed
 from protocol.server_session import Close, Due, DueKind, Phase, ServerSession, come_back_reason
@@ -49,6 +49,7 @@ class DeviceSession:
         "epoch",
         "instance",
         "listening",
+        "message_bytes_max",
         "number",
         "released",
         "renewed_at",
@@ -70,6 +71,7 @@ class DeviceSession:
         self.channel = b""  # the device's wake channel
         self.instance: bytes | None = None  # the client's process, as HELLO names it
         self.session_epoch = 0  # whose turn it is (DESIGN, "One session per device")
+        self.message_bytes_max = MAX_FRAME_BYTES_BEFORE_HELLO  # the largest message that may come next
         self.epoch = b""  # of the database's history that positions of this session belong to
         self.cursors: DeviceCursors | None = None
         self.token_ends_ms = 0
@@ -85,29 +87,23 @@ class DeviceSession:
 
     # Frames in (MessageHandler)
 
-    @property
-    def message_bytes_max(self) -> int:
-        return MAX_FRAME_BYTES if self.state.hello_seen else MAX_FRAME_BYTES_BEFORE_HELLO
-
-    def may_take(self, size: int) -> bool:
-        state = self.state
-        if state.phase is Phase.OPENING:
-            return True
-        # With the process's budget exhausted, one request at a time.
-        return state.may_serve(size) and not (self._door.budget.exceeded and state.in_flight)
-
-    def message(self, data: bytes) -> None:
-        state = self.state
+    def take(self, data: bytes) -> bool:
+        """Serve one message. False: too much is in flight, and with the process's budget exhausted that is anything."""
+        state, door = self.state, self._door
         size = len(data)
-        before = state.unacked_entries
+        if not state.may_serve(size) or (door.budget.exceeded and state.in_flight):
+            return False
         try:
             frame = decode_client_frame(data, hello_seen=state.hello_seen)
-            state.receive(frame, size, self._door.now())
+            self.released = state.receive(frame, size, door.now())
         except MailboxError as error:
             self.refuse(error)
-            return
-        self.released = before - state.unacked_entries
-        self._door.handlers[type(frame)](self, frame, size)
+            return True
+        kind = type(frame)
+        if kind is Hello:
+            self.message_bytes_max = MAX_FRAME_BYTES
+        door.handlers[kind](self, frame, size)
+        return True
 
     def text_message(self) -> None:
         self.refuse(malformed("text messages are not part of it"))

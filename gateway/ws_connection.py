@@ -38,11 +38,9 @@ class MessageHandler(Protocol):
         """The largest message that may come next."""
         ...
 
-    def may_take(self, size: int) -> bool:
-        """Whether a message of that size may be handed over now; False holds it and everything behind it back."""
+    def take(self, data: bytes) -> bool:
+        """Serve one message; False: not now, it and everything behind it is to be held back."""
         ...
-
-    def message(self, data: bytes) -> None: ...
 
     def text_message(self) -> None:
         """A text message came, which the contract does not know."""
@@ -77,6 +75,7 @@ class WsConnection(asyncio.Protocol):
         "_on_lost",
         "_out",
         "_partial",
+        "_patient",
         "_paused",
         "_stalled_since",
         "_taken",
@@ -99,6 +98,7 @@ class WsConnection(asyncio.Protocol):
         self._budget = budget
         self._on_lost = on_lost
         self._out: list[bytes] | None = None
+        self._patient = False  # nothing in `_out` asks to go out in this turn
         self._partial: bytearray | None = None  # the start of a frame
         self._needed = 0
         self._inbox: list[bytes] | None = None  # messages that the session does not take yet
@@ -194,6 +194,22 @@ class WsConnection(asyncio.Protocol):
         else:
             out.append(header(len(message)))
             out.append(message)
+            if self._patient:
+                self._patient = False
+                self._flush_queue.add(self)
+
+    def send_patiently(self, message: bytes) -> None:
+        """As `send`, for what nobody waits for: on a busy gateway it goes out with what is said next, or soon."""
+        if self._closing_until:
+            return
+        out = self._out
+        if out is None:
+            self._out = [header(len(message)), message]
+            self._patient = True
+            self._flush_queue.add_patient(self)
+        else:
+            out.append(header(len(message)))
+            out.append(message)
 
     def ping(self) -> None:
         """Ask for a sign of life."""
@@ -206,6 +222,7 @@ class WsConnection(asyncio.Protocol):
         if out is None:
             return
         self._out = None
+        self._patient = False
         transport = self.transport
         if transport is None:
             return
@@ -267,8 +284,8 @@ class WsConnection(asyncio.Protocol):
                 self._account()
                 return
             data, self._partial = self._partial, None
-        while self.session is not None:
-            limit = self.session.message_bytes_max
+        while (session := self.session) is not None:
+            limit = session.message_bytes_max
             messages, consumed, common, needed = parse(data, limit)
             for message in messages:
                 self._take(message)
@@ -281,7 +298,7 @@ class WsConnection(asyncio.Protocol):
                     self._partial = bytearray(rest)
                     self._needed = needed
                 break
-            if self.session.message_bytes_max != limit:
+            if session.message_bytes_max != limit:
                 data = rest  # HELLO was among them: what follows it may be larger
                 continue
             if needed > len(rest):
@@ -292,19 +309,18 @@ class WsConnection(asyncio.Protocol):
             if not needed:
                 break  # it does not go on after this
             data = rest[needed:]
-        self._account()
+        if self._held or self._partial is not None or self._inbox is not None or self._library is not None:
+            self._account()
 
     def _take(self, message: bytes) -> None:
         session = self.session
         if session is None:
             return
-        if self._inbox is None and session.may_take(len(message)):
-            session.message(message)
-        elif self._inbox is None:
+        if self._inbox is not None:
+            self._inbox.append(message)
+        elif not session.take(message):
             self._inbox = [message]
             self._pause()
-        else:
-            self._inbox.append(message)
 
     def go_on(self) -> None:
         """The session may take more: hand over what was held back, then read again."""
@@ -316,9 +332,8 @@ class WsConnection(asyncio.Protocol):
             self._handing_over = True
             try:
                 for message in inbox:
-                    if self.session is None or not session.may_take(len(message)):
+                    if self.session is None or not session.take(message):
                         break
-                    session.message(message)
                     taken += 1
             finally:
                 self._handing_over = False

@@ -22,6 +22,8 @@ _MASKED: Final = 0x80
 _MASKED_16_BIT: Final = 0xFE
 CONTROL_BYTES_MAX: Final = 125
 
+_parsed: Final = tuple.__new__  # as `Parsed(…)`, without the Python function around it
+
 
 class Parsed(NamedTuple):
     """What `parse` found at the start of the data."""
@@ -65,7 +67,7 @@ def parse(data: bytes | bytearray, message_bytes_max: int) -> Parsed:
         if first == _FINAL_BINARY:
             messages.append(apply_mask(data[begin:end], data[begin - 4 : begin]))
         position = end
-    return Parsed(messages, position, True, 0)
+    return _parsed(Parsed, (messages, position, True, 0))
 
 
 def header(length: int) -> bytes:

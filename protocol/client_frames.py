@@ -22,7 +22,7 @@ from protocol.frames import (
     Send,
     SendEnvelope,
 )
-from protocol.ids import ID_BYTES, ZERO_ID, ClientMessageId, MessageId
+from protocol.ids import ID_BYTES, ZERO_ID, MessageId
 from protocol.limits import (
     ACK_MAX,
     CLIENT_NAME_CHARS_MAX,
@@ -43,6 +43,7 @@ Map = dict[Any, Any]
 Value = TypeVar("Value")
 
 _HELLO: Final = int(FrameType.HELLO)
+_new: Final = tuple.__new__  # as the class's own constructor, without the Python function around it
 # `[7, {"t": …}]` takes five bytes around t, so a frame up to this size needs no second look at t's size.
 _PING_SURELY_SMALL_BYTES: Final = PING_PACKED_BYTES_MAX + 5
 
@@ -179,10 +180,10 @@ def _read_send(body: Map) -> tuple[Send, bool]:
             taken += 1
         if len(envelope) != taken:
             only_known = _unknown_keys(envelope, _ENVELOPE_KEYS)
-        envelopes.append(SendEnvelope(to, mid, pv, sealed, ttl_s, pad))  # type: ignore[arg-type]
+        envelopes.append(_new(SendEnvelope, (to, mid, pv, sealed, ttl_s, pad)))
     if len(envelopes) > 1 and len({envelope[:2] for envelope in envelopes}) != len(envelopes):
         raise malformed("an envelope is there twice")
-    return Send(ClientMessageId(cmid), tuple(envelopes), echo), only_known
+    return _new(Send, (cmid, tuple(envelopes), echo)), only_known
 
 
 def _mids(body: Map) -> tuple[MessageId, ...]:
@@ -199,7 +200,7 @@ def _read_ack(body: Map) -> tuple[Ack, bool]:
     ref = body.get("ref")
     if type(ref) is not int:
         raise malformed("ref is an int")
-    return Ack(ref, _mids(body)), len(body) == 2 or _unknown_keys(body, _ACK_KEYS)
+    return _new(Ack, (ref, _mids(body))), len(body) == 2 or _unknown_keys(body, _ACK_KEYS)
 
 
 def _read_pull(body: Map) -> tuple[PullMailbox, bool]:

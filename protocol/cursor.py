@@ -34,6 +34,9 @@ _CURSOR_CHARS: Final = _CURSOR_BYTES * 4 // 3  # 57 bytes fill their characters:
 _DERIVE: Final = b"mailboxd.cursor.v1\x00"
 _MAX_AGE_MS: Final = CURSOR_MAX_AGE_S * 1000
 
+# A cipher costs 2.3 KB and half of what sealing costs: those of the devices that are being pushed to now are kept.
+HOT_CIPHERS_MAX: Final = 1_024
+
 
 class CursorPosition(NamedTuple):
     """What a cursor says: everything up to and including `position`, in the database history `epoch`."""
@@ -46,7 +49,7 @@ class CursorPosition(NamedTuple):
 class CursorRing:
     """The keys that cursors are sealed and opened with. Old keys open and do not seal; absent ones are retired."""
 
-    __slots__ = ("_current", "_keys")
+    __slots__ = ("_current", "_hot", "_keys")
 
     def __init__(self, current_key_id: int, keys: Mapping[int, bytes]) -> None:
         """`keys`: key id (0..2^32-1) to 32 bytes. Raises ValueError where that does not hold."""
@@ -57,33 +60,47 @@ class CursorRing:
                 raise ValueError("a cursor key has a 32-bit id and 32 bytes")
         self._current = current_key_id
         self._keys = dict(keys)
+        self._hot: dict[bytes, ChaCha20Poly1305] = {}
 
     def for_device(self, instance_id: InstanceId, device_id: DeviceId) -> DeviceCursors:
         """The cursors of one device. Cheap: nothing is derived before it is needed."""
-        return DeviceCursors(self._current, self._keys, instance_id + device_id)
+        return DeviceCursors(self._current, self._keys, instance_id + device_id, self._hot)
 
 
 class DeviceCursors:
     """Seals and opens the cursors of one device. Holds 64 bytes once used, never a cipher: sessions are many."""
 
-    __slots__ = ("_current", "_header", "_keys", "_owner", "_sealing")
+    __slots__ = ("_current", "_header", "_hot", "_keys", "_nonce_key", "_owner", "_sealing")
 
-    def __init__(self, current: int, keys: Mapping[int, bytes], owner: bytes) -> None:
+    def __init__(
+        self, current: int, keys: Mapping[int, bytes], owner: bytes, hot: dict[bytes, ChaCha20Poly1305]
+    ) -> None:
+        """`hot`: the ciphers of the devices of this ring that seal most, by their key."""
         self._current = current
         self._keys = keys
         self._owner = owner
         self._header = _HEADER.pack(CURSOR_VERSION, current)
+        self._hot = hot
         self._sealing: bytes | None = None
+        self._nonce_key = b""
 
     def seal(self, position: int, issued_at_ms: int, epoch: bytes) -> str:
         """A cursor behind `position` (0 for the very beginning). Same arguments, same text."""
-        if self._sealing is None:
-            self._sealing = self._derive(self._keys[self._current])
-        material = self._sealing
+        key = self._sealing
+        if key is None:
+            material = self._derive(self._keys[self._current])
+            key = self._sealing = material[:32]
+            self._nonce_key = material[32:]
+        header = self._header
         plain = _PLAIN.pack(position, issued_at_ms, epoch)
-        nonce = blake3(self._header + plain, key=material[32:]).digest(_NONCE_BYTES)
-        sealed = ChaCha20Poly1305(material[:32]).encrypt(nonce, plain, self._header)
-        return to_text(self._header + nonce + sealed)
+        nonce = blake3(header + plain, key=self._nonce_key).digest(_NONCE_BYTES)
+        cipher = self._hot.get(key)
+        if cipher is None:
+            cipher = ChaCha20Poly1305(key)
+            if len(self._hot) >= HOT_CIPHERS_MAX:
+                del self._hot[next(iter(self._hot))]
+            self._hot[key] = cipher
+        return to_text(header + nonce + cipher.encrypt(nonce, plain, header))
 
     def open(self, text: str, now_ms: int) -> CursorPosition:
         """What the cursor says. Whether its epoch is the current one and its position not above the head is the

@@ -18,6 +18,8 @@ from protocol.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 ENTRY_OVERHEAD_BYTES: Final = 112
 READ_BYTES_MAX: Final = BATCH_BYTES_MAX - BATCH_ENTRIES_MAX * ENTRY_OVERHEAD_BYTES - 1_024
 
+_new: Final = tuple.__new__  # as the class's own constructor, without the Python function around it
+
 
 class PageEntry(Protocol):
     """An entry of a mailbox page, as the reader gives it: only what the window needs to know."""
@@ -141,12 +143,12 @@ class DeliveryState:
 
         Called in commit order. The caller has looked at its transport first, and calls `hint` where that is full.
         """
+        entries = self._batch_entries
         if (
             self.sent != previous_head
             or self._reading
             or not self._open
-            or self._batch_entries >= BATCH_ENTRIES_MAX
-            or (self._batch_entries and self._batch_bytes + size > READ_BYTES_MAX)
+            or (entries and (entries >= BATCH_ENTRIES_MAX or self._batch_bytes + size > READ_BYTES_MAX))
             or not self._fits(size)
         ):
             self.hint(position)  # which ignores what was sent already
@@ -170,6 +172,11 @@ class DeliveryState:
         # Below the watermark one entry more is read than fits: where it stands tells how far the stream may step on.
         room_entries += self.sent < self.watermark
         return ReadPlan(self.sent, min(room_entries, BATCH_ENTRIES_MAX), max(1, min(room_bytes, READ_BYTES_MAX)))
+
+    @property
+    def up_to_date(self) -> bool:
+        """There is no reason to look into the mailbox."""
+        return not self._stale
 
     @property
     def waits_for_window(self) -> bool:
@@ -238,7 +245,7 @@ class DeliveryState:
         self._batch_entries = 0
         self._batch_bytes = 0
         self._caught_up_said = caught_up
-        return BatchEnd(self.sent, self._more, caught_up)
+        return _new(BatchEnd, (self.sent, self._more, caught_up))
 
     # The window
 
@@ -252,19 +259,20 @@ class DeliveryState:
         self._batch_entries += 1
         self._batch_bytes += size
 
-    def release(self, mids: Iterable[MessageId]) -> None:
-        """Free the slots of entries that were acked (here or elsewhere) or deferred. Unknown ids are fine."""
+    def release(self, mids: Iterable[MessageId]) -> int:
+        """Free the slots of entries that were acked (here or elsewhere) or deferred; how many. Unknown ids are fine."""
         unacked = self._unacked
+        before = len(unacked)
         for mid in mids:
             held = unacked.pop(mid, None)
             if held is not None:
                 self._unacked_bytes -= held[0]
+        return before - len(unacked)
 
     def expire(self, now_ms: int) -> int:
         """Free the slots of entries that have expired by `now_ms` (database time); how many there were."""
         gone = [mid for mid, (_, expires_at) in self._unacked.items() if expires_at <= now_ms]
-        self.release(gone)
-        return len(gone)
+        return self.release(gone)
 
     def next_expiry_ms(self) -> int | None:
         """When the first slot will be freed by expiry, in database time; None when nothing is un-acked."""

@@ -6,7 +6,7 @@ Inside the program an id is plain `bytes`; the NewTypes cost nothing at run time
 from __future__ import annotations
 
 import binascii
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
 from typing import Final, NewType
 
 DeviceId = NewType("DeviceId", bytes)
@@ -18,6 +18,7 @@ WakeRouteId = NewType("WakeRouteId", bytes)
 
 ID_BYTES: Final = 16
 ID_TEXT_CHARS: Final = 22
+_TO_URLSAFE: Final = bytes.maketrans(b"+/", b"-_")
 ZERO_ID: Final = bytes(ID_BYTES)  # the invalid sentinel of seed 003; never valid for any kind of id
 
 
@@ -28,7 +29,7 @@ def is_id(value: object) -> bool:
 
 def to_text(value: bytes) -> str:
     """Unpadded base64url, the only text form of ids, keys and bodies."""
-    return urlsafe_b64encode(value).rstrip(b"=").decode("ascii")
+    return binascii.b2a_base64(value, newline=False).translate(_TO_URLSAFE, b"=").decode("ascii")
 
 
 def from_text(text: str) -> bytes:

@@ -42,6 +42,9 @@ _EXPIRES_AT: Final = b"\xaaexpires_at\xcf"
 _INSTANTS: Final = Struct(">13sQ12sQ")
 _RESULT_HEAD: Final = b"\x83\xa3mid\xc4\x10"
 _RESULT: Final = Struct(">7s16s13sQ12sQ")
+_ENTRY_HEADS: Final = tuple(bytes((0x80 + fields,)) + b"\xa3mid\xc4\x10" for fields in range(8))
+_PV_1_BODY_16_BIT: Final = b"\xa2pv\x01\xa4body\xc5"
+_UINT16: Final = Struct(">H")
 _SEND_ACK_HEAD: Final = b"\x92\x42\x83\xa4cmid\xc4\x10"
 _SEND_ACK_NEW: Final = b"\xa9duplicate\xc2\xa7results\x91"
 _SEND_ACK_DUPLICATE: Final = b"\xa9duplicate\xc3\xa7results\x91"
@@ -78,12 +81,14 @@ def encode_entry(entry: Entry) -> bytes:
     instants = _INSTANTS.pack(_ACCEPTED_AT, accepted_at, _EXPIRES_AT, expires_at)
     if echo:
         return b"\x86\xa3mid\xc4\x10%b\xa2pv\x00\xa4echo\xc3\xa4cmid\xc4\x10%b%b" % (mid, cmid or b"", instants)
-    head = b"\x85\xa3mid\xc4\x10" if pad is None else b"\x86\xa3mid\xc4\x10"
-    tail = instants if pad is None else instants + b"\xa3pad" + pack(pad)
+    fields, tail = 5, instants
+    if pad is not None:
+        fields, tail = 6, tail + b"\xa3pad" + pack(pad)
     if cmid is not None:
-        head = bytes([head[0] + 1]) + head[1:]
-        tail += b"\xa4cmid\xc4\x10" + cmid
-    return b"".join((head, mid, b"\xa2pv", pack(pv), b"\xa4body", pack(body), tail))
+        fields, tail = fields + 1, tail + b"\xa4cmid\xc4\x10" + cmid
+    if pv == 1 and body is not None and 256 <= len(body) < 65_536:  # nearly all
+        return b"".join((_ENTRY_HEADS[fields], mid, _PV_1_BODY_16_BIT, _UINT16.pack(len(body)), body, tail))
+    return b"".join((_ENTRY_HEADS[fields], mid, b"\xa2pv", pack(pv), b"\xa4body", pack(body), tail))
 
 
 def encode_mailbox_batch(ref: int | None, entries: Sequence[bytes], cursor: str, more: bool, caught_up: bool) -> bytes:

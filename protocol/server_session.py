@@ -43,6 +43,11 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
+_OPENING: Final = Phase.OPENING  # a plain name costs a tenth of the enum's attribute
+_GREETING: Final = Phase.GREETING
+_CLOSED: Final = Phase.CLOSED
+
+
 class Close(NamedTuple):
     """How to end the connection. `error` is told in an ERROR frame first."""
 
@@ -117,14 +122,15 @@ class ServerSession(DeliveryState):
     @property
     def hello_seen(self) -> bool:
         """For the codec: after HELLO only other frames, before it only HELLO."""
-        return self.phase is not Phase.OPENING
+        return self.phase is not _OPENING
 
     def may_serve(self, size: int) -> bool:
         """Whether a frame of `size` bytes may be taken up now. False: leave it in the socket and stop reading.
 
         A single frame always fits when nothing is in flight, whatever its size.
         """
-        if self.phase is Phase.GREETING or self.phase is Phase.CLOSED:
+        phase = self.phase
+        if phase is _GREETING or phase is _CLOSED:
             return False
         return (
             self._sends_in_flight < SENDS_IN_FLIGHT_MAX
@@ -133,39 +139,40 @@ class ServerSession(DeliveryState):
             and self._pulls_in_flight < PULLS_IN_FLIGHT_MAX
         )
 
-    def receive(self, frame: ClientFrame, size: int, now: float) -> None:
-        """Take note of a frame that is to be served; `size` is its length as a message.
+    def receive(self, frame: ClientFrame, size: int, now: float) -> int:
+        """Take note of a frame that is to be served; `size` is its length as a message. Gives how many window slots it
+        freed.
 
         Raises MailboxError where it is illegal now: BAD_FRAME out of order, TOKEN_EXPIRED past the token's end. What to
         do about it says `close_for`.
         """
-        if self.phase is Phase.OPENING or self.phase is Phase.GREETING or self.phase is Phase.CLOSED:
-            if type(frame) is not Hello or self.phase is not Phase.OPENING:
+        phase = self.phase
+        if phase is _OPENING or phase is _GREETING or phase is _CLOSED:
+            if type(frame) is not Hello or phase is not _OPENING:
                 raise malformed("HELLO comes once, before every other frame")
             self.hello = frame
-            self.phase = Phase.GREETING
+            self.phase = _GREETING
             # A client that hears nothing cannot tell a busy server from a dead one: it is told as late as HELLO is due.
             self._judged_by = now + HELLO_TIMEOUT_S
-            return
+            return 0
         if now >= self._token_ends_at:
             raise MailboxError(ErrorCode.TOKEN_EXPIRED)
-        match frame:
-            case Send():
-                self._sends_in_flight += 1
-                self._bytes_in_flight += size
-            case Ack(_, mids):
-                self._acks_in_flight += 1
-                self.release(mids)
-            case Defer(mids):
-                self.release(mids)
-            case PullMailbox():
-                self._pulls_in_flight += 1
-            case Reauth() | Ping():
-                pass
-            case Hello():
-                raise malformed("HELLO comes once, before every other frame")
-            case _:
-                assert_never(frame)
+        # In the order of how often they come; a match statement looks at each class twice as long.
+        if isinstance(frame, Send):
+            self._sends_in_flight += 1
+            self._bytes_in_flight += size
+        elif isinstance(frame, Ack):
+            self._acks_in_flight += 1
+            return self.release(frame.mids)
+        elif isinstance(frame, Defer):
+            return self.release(frame.mids)
+        elif isinstance(frame, PullMailbox):
+            self._pulls_in_flight += 1
+        elif isinstance(frame, Hello):
+            raise malformed("HELLO comes once, before every other frame")
+        elif not isinstance(frame, Reauth | Ping):
+            assert_never(frame)
+        return 0
 
     def send_answered(self, size: int) -> None:
         """SEND_ACK or ERROR is out for a SEND of `size` bytes."""

@@ -30,8 +30,7 @@ class Clock(Protocol):
 class SystemClock:
     """The clocks of this host."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)  # asked several times a message: without a function of ours around it
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.delivery import Delivery
@@ -29,22 +30,23 @@ class AckHandler:
         if device is None:
             raise RuntimeError("an ACK comes after HELLO")
         ref, mids = frame
+        count = len(mids)
         # Ids that were not in the window: pulled, or of an earlier session. The push stream must step over them.
-        strangers = session.released < len(mids)
-
-        def done(error: MailboxError | None) -> None:
-            session.state.ack_answered()
-            if error is not None:
-                session.answer_error(error, ref=ref)
-            else:
-                self._tally.acks += len(mids)
-                session.connection.send(encode_ack_result(ref, len(mids)))
-                if strangers:
-                    self._delivery.recheck(session)
-            session.answered()
-
+        done = partial(self._done, session, ref, count, session.released < count)
         try:
             self._acks.put(AckRequest(device, mids), done, session=session.number)
         except MailboxError as error:
             done(error)
         self._delivery.pump(session)
+
+    def _done(self, session: DeviceSession, ref: int, count: int, strangers: bool, error: MailboxError | None) -> None:
+        """The store decided: answer the client, if it is still there."""
+        session.state.ack_answered()
+        if error is not None:
+            session.answer_error(error, ref=ref)
+        else:
+            self._tally.acks += count
+            session.connection.send_patiently(encode_ack_result(ref, count))
+            if strangers:
+                self._delivery.recheck(session)
+        session.answered()

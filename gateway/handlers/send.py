@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from gateway.byte_budget import ByteBudget
 from gateway.conflict_audit import ConflictAudit
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gateway.session import DeviceSession
 
 Done = Callable[[Submitted | MailboxError], None]
+
+_new: Final = tuple.__new__  # as the class's own constructor, without the Python function around it
 
 
 class SendHandler:
@@ -46,21 +49,15 @@ class SendHandler:
 
     def websocket(self, session: DeviceSession, frame: Send, size: int) -> None:
         """SEND on a session: SEND_ACK or ERROR follows after the commit."""
-        answer = _Answer(self, session, frame.cmid, size)
-        self._budget.take(size)
         device = session.device
         if device is None:
             raise RuntimeError("a SEND comes after HELLO")
+        cmid, envelopes, echo = frame
+        answer = partial(self.answered, session, cmid, size)
+        self._budget.take(size)
         try:
             request = self._request(
-                session.number,
-                device,
-                session.connection.address,
-                "send",
-                frame.cmid,
-                frame.cmid,
-                frame.envelopes,
-                frame.echo,
+                session.number, device, session.connection.address, "send", cmid, cmid, envelopes, echo
             )
             self._submit.put(request, answer)
         except MailboxError as error:
@@ -115,7 +112,7 @@ class SendHandler:
         echo: bool,
     ) -> SubmitRequest:
         rates = self._rates.submit(device, address, envelopes)
-        return SubmitRequest(order, device, operation, key, cmid, envelopes, echo, *rates)
+        return _new(SubmitRequest, (order, device, operation, key, cmid, envelopes, echo, *rates))
 
     def answered(
         self, session: DeviceSession, cmid: ClientMessageId, size: int, result: Submitted | MailboxError
@@ -135,18 +132,3 @@ class SendHandler:
     def _stored(self, submitted: Submitted) -> None:
         self._delivery.stored(submitted)
         self._tally.sends += 1
-
-
-class _Answer:
-    """What the store calls: the smallest thing that remembers whom to tell."""
-
-    __slots__ = ("_cmid", "_handler", "_session", "_size")
-
-    def __init__(self, handler: SendHandler, session: DeviceSession, cmid: ClientMessageId, size: int) -> None:
-        self._handler = handler
-        self._session = session
-        self._cmid = cmid
-        self._size = size
-
-    def __call__(self, result: Submitted | MailboxError) -> None:
-        self._handler.answered(self._session, self._cmid, self._size, result)

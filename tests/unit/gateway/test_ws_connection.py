@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.byte_budget import ByteBudget
-from gateway.flush_queue import FlushQueue
+from gateway.flush_queue import PATIENCE_S, PATIENT_FEW, FlushQueue
 from gateway.ws_connection import CLOSING_S, WRITE_HIGH_BYTES, WsConnection
 from protocol.limits import SLOW_CONSUMER_S
 from tests.support.raw_client import BINARY, CLOSE, CONTINUATION, PING, TEXT, ws_frame
@@ -81,13 +81,13 @@ class Recorder:
         self.checks: list[float] = []
         self.on_message: Any = None
 
-    def may_take(self, size: int) -> bool:
-        return self.takes
-
-    def message(self, data: bytes) -> None:
+    def take(self, data: bytes) -> bool:
+        if not self.takes:
+            return False
         self.messages.append(data)
         if self.on_message is not None:
             self.on_message(data)
+        return True
 
     def text_message(self) -> None:
         self.texts += 1
@@ -108,16 +108,27 @@ class Bench:
     def __init__(self, budget: int = 1_000_000) -> None:
         self.now = 100.0
         self.soon: list[Any] = []
+        self.later: list[tuple[float, Any]] = []
         self.budget = ByteBudget(budget)
         self.flush_queue = FlushQueue(self, lambda: self.now)  # type: ignore[arg-type]
         self.session = Recorder()
-        self.transport = HeldTransport()
         self.gone = 0
-        self.connection = WsConnection(self.flush_queue, self.budget, "192.0.2.1", self._gone)
-        self.connection.start(self.transport, self.session, self.now)
+        self.connection, self.transport = self.connect(self.session)
+
+    def connect(self, session: Recorder) -> tuple[WsConnection, HeldTransport]:
+        """One more connection on the same queue."""
+        connection, transport = (
+            WsConnection(self.flush_queue, self.budget, "192.0.2.1", self._gone),
+            HeldTransport(),
+        )
+        connection.start(transport, session, self.now)
+        return connection, transport
 
     def call_soon(self, callback: Any) -> None:
         self.soon.append(callback)
+
+    def call_later(self, seconds: float, callback: Any) -> None:
+        self.later.append((self.now + seconds, callback))
 
     def turn(self) -> None:
         soon, self.soon = self.soon, []
@@ -234,6 +245,67 @@ class TestSending:
         assert bench.session.writables == 1
         assert bench.connection.heard_at == bench.now  # it was not silent: we did not listen
         assert bench.connection.check(bench.now)[0] == 0
+
+
+class TestPatience:
+    def crowd(self, bench: Bench, count: int) -> list[tuple[WsConnection, HeldTransport]]:
+        """So many connections with an answer that nobody waits for."""
+        crowd = [bench.connect(Recorder()) for _ in range(count)]
+        for connection, _ in crowd:
+            connection.send_patiently(b"p")
+        return crowd
+
+    def test_the_answers_of_a_few_leave_at_the_end_of_the_turn(self) -> None:
+        bench = Bench()
+        crowd = self.crowd(bench, PATIENT_FEW - 1)
+        assert not any(transport.sent for _, transport in crowd)
+        bench.turn()
+        assert all(transport.sent == b"\x82\x01p" for _, transport in crowd)
+        assert not bench.later
+
+    def test_those_of_many_leave_with_what_is_said_next_in_one_write(self) -> None:
+        bench = Bench()
+        crowd = self.crowd(bench, PATIENT_FEW)
+        bench.turn()
+        assert not any(transport.sent for _, transport in crowd)
+        (connection, transport), *others = crowd
+        writes: list[bytes] = []
+        transport.write = writes.append  # type: ignore[method-assign]
+        connection.send(b"next")
+        bench.turn()
+        assert writes == [b"\x82\x01p\x82\x04next"]
+        assert not any(transport.sent for _, transport in others)
+
+    def test_those_of_many_leave_within_the_time_whatever_comes(self) -> None:
+        bench = Bench()
+        crowd = self.crowd(bench, PATIENT_FEW)
+        bench.turn()
+        crowd += self.crowd(bench, PATIENT_FEW)
+        bench.turn()
+        ((at, time_is_up),) = bench.later  # one timer for all of them
+        assert at == bench.now + PATIENCE_S
+        time_is_up()
+        assert all(transport.sent == b"\x82\x01p" for _, transport in crowd)
+        self.crowd(bench, PATIENT_FEW)
+        bench.turn()
+        assert len(bench.later) == 2
+
+    def test_they_leave_before_the_close_frame(self) -> None:
+        bench = Bench()
+        (connection, transport), *_ = self.crowd(bench, PATIENT_FEW)
+        connection.close(1012)
+        assert transport.sent == b"\x82\x01p" + b"\x88\x02" + struct.pack("!H", 1012)
+
+    def test_what_is_waited_for_and_said_first_takes_them_along(self) -> None:
+        bench = Bench()
+        writes: list[bytes] = []
+        bench.transport.write = writes.append  # type: ignore[method-assign]
+        bench.connection.send(b"now")
+        bench.connection.send_patiently(b"p")
+        bench.turn()
+        assert writes == [b"\x82\x03now\x82\x01p"]
+        bench.turn()
+        assert len(writes) == 1
 
 
 class TestHoldingBack:
