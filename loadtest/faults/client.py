@@ -14,6 +14,7 @@ import random
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ from mailbox_client import (
     SendConfirmed,
     SendOutcomeUnknown,
     SendsRefused,
+    SendWaiting,
     Stopped,
     Transport,
 )
@@ -37,6 +39,7 @@ from protocol.ids import DeviceId, MessageId
 
 QUIET_S: Final = 0.5
 CONFIRM_MAX: Final = 64
+SLEEPERS_SHARE: Final = 0.05
 LEFT_ALONE: Final = 3  # the exit code when the kit has closed its end
 SETTINGS: Final = ClientSettings(
     backoff_base_ms=50, backoff_cap_ms=1_000, retry_base_ms=50, retry_cap_ms=1_000, send_answer_ms=10_000,
@@ -53,6 +56,7 @@ class ClientOptions:
     notes: str
     number: int
     peers: tuple[str, ...]  # hex ids of whom it sends to; none: it only receives
+    sleepers: tuple[str, ...] = ()  # of whom it sends to now and then: they get a chance to be away
     seed: int
     pause_s: float  # on average, between two sends
     body_bytes: int
@@ -84,6 +88,8 @@ class ClientRun:
                 self.notes.write(
                     "refused", cmid=cmid.hex(), refused=[(one.message_id.hex(), one.code) for one in refused]
                 )
+            case SendWaiting(cmid, code, _):
+                self.notes.write("again", cmid=cmid.hex(), code=code)
             case SendOutcomeUnknown(cmid):
                 self.notes.write("unknown", cmid=cmid.hex())
             case Stopped(reason):
@@ -102,6 +108,8 @@ class ClientRun:
         self._number += 1
         body = b"%08d/%08d/" % (self.options.number, self._number) + secrets.token_bytes(self.options.body_bytes)
         some = self.random.sample(peers, min(len(peers), self.random.randint(1, 2)))
+        if self.options.sleepers and self.random.random() < SLEEPERS_SHARE:
+            some[0] = DeviceId(bytes.fromhex(self.random.choice(self.options.sleepers)))
         envelopes = [
             SendEnvelope(peer, MessageId(secrets.token_bytes(16)), 1, body, self.options.ttl_s) for peer in some
         ]
@@ -179,13 +187,13 @@ class ClientRun:
             try:
                 if await first({calm, listening, receiving, *storm}) is not calm:
                     return LEFT_ALONE
-                await _cancel(storm)
+                await cancel(storm)
                 client.prefer(None)
                 settling = asyncio.create_task(self.settle(client), name="settle")
                 storm.append(settling)
                 return 0 if await first({settling, listening, receiving}) is settling else LEFT_ALONE
             finally:
-                await _cancel([calm, listening, receiving, *storm])
+                await cancel([calm, listening, receiving, *storm])
 
 
 async def listen(calm: asyncio.Event) -> None:
@@ -206,7 +214,7 @@ async def first(tasks: set[asyncio.Task[Any]]) -> asyncio.Task[Any]:
     return done.pop()
 
 
-async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -219,7 +227,7 @@ def digest(body: bytes) -> str:
 
 def options_of(text: str) -> ClientOptions:
     document: dict[str, Any] = json.loads(text)
-    return ClientOptions(**{**document, "peers": tuple(document["peers"])})
+    return ClientOptions(**document | {name: tuple(document[name]) for name in ("peers", "sleepers")})
 
 
 def main(arguments: list[str]) -> int:

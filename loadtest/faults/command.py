@@ -21,6 +21,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults")
     parser.add_argument("--seed", type=int, help="repeat a run (what it printed)")
     parser.add_argument("--messages", type=int, help="accepted a fault, instead of its own number")
+    parser.add_argument("--worlds", type=int, default=2, help="run so many beside each other (default 2)")
     parser.add_argument("--list", action="store_true", help="name the faults and end")
     parser.add_argument("--postgres-dsn", help="an empty database of yours instead of the kit's PostgreSQL")
     parser.add_argument("--redis-url", help="a Redis of yours instead of the kit's Valkey")
@@ -41,6 +42,7 @@ def run_command(options: argparse.Namespace) -> int:
         only=tuple(options.only),
         seed=options.seed,
         messages=options.messages,
+        worlds=max(1, options.worlds) if not (options.postgres_dsn or options.url) else 1,
         given=Given(options.postgres_dsn, options.redis_url, tuple(options.url)),
     )
     try:

@@ -76,6 +76,7 @@ class Fault:
     recover_s_max: float
     refusals: frozenset[str]
     rounds: int
+    undisturbed: bool
 
 
 FAULTS: Final[dict[str, Fault]] = {}
@@ -92,12 +93,14 @@ def fault(
     recover_s_max: float = 30.0,
     refusals: Collection[str] = (),
     rounds: int = 1,
+    undisturbed: bool = False,
 ) -> Callable[[Act], Act]:
     """Register a fault.
 
     `short`: in the selection of `make test`. `needs`: what must be the kit's own, since it is hit. `messages`: entries
     accepted before the traffic ends (a third of it in the short selection). `refusals`: codes that may come. `rounds`:
-    how often the act is done in one run of traffic (once in the short selection).
+    how often the act is done in one run of traffic (once in the short selection). `undisturbed`: it measures times, and
+    nothing else may run beside it.
     """
 
     def register(act: Act) -> Act:
@@ -115,6 +118,7 @@ def fault(
             recover_s_max=recover_s_max,
             refusals=frozenset(refusals),
             rounds=rounds,
+            undisturbed=undisturbed,
         )
         return act
 

@@ -32,12 +32,12 @@ PARTS: Final[Mapping[str, Callable[[Scene], Part]]] = {
 }
 # For how long a part stands still: the upper ends lie above what its callers wait for an answer.
 STANDSTILL_S: Final[Mapping[str, tuple[float, float]]] = {
-    "gateway": (1.0, 12.0),
+    "gateway": (1.0, 15.0),
     "worker": (1.0, 8.0),
     "postgres": (1.0, 8.0),
     "valkey": (1.0, 12.0),
 }
-_IN_SHORT: Final = ("kill-gateway", "kill-worker", "kill-postgres", "kill-valkey", "freeze-gateway")
+_IN_SHORT: Final = ("kill-gateway", "kill-worker", "kill-postgres", "kill-valkey", "freeze-worker")
 
 
 async def die(scene: Scene, name: str) -> None:

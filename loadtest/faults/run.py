@@ -40,6 +40,7 @@ class Options:
     given: Given = field(default_factory=Given)
     commands: Commands = field(default_factory=Commands)
     messages: int | None = None  # a fault's accepted entries, instead of its own number
+    worlds: int = 1  # at most so many beside each other: most of a run is waiting
 
 
 class UnknownFault(Exception):
@@ -76,10 +77,14 @@ async def run_faults(options: Options, on_result: Callable[[dict[str, Any]], Non
         on_result(result)
 
     files = _own_files()
-    for plan, group in groupby(faults, key=lambda one: one.plan):
-        waiting = list(group)
-        while waiting:
-            waiting = await _in_one_world(plan, waiting, options, seed, done)
+    for undisturbed in (False, True):
+        some = [one for one in faults if one.undisturbed is undisturbed]
+        for plan, group in groupby(some, key=lambda one: one.plan):
+            waiting = list(group)
+            worlds = 1 if undisturbed else min(options.worlds, len(waiting))
+            async with asyncio.TaskGroup() as running:
+                for _ in range(worlds):
+                    running.create_task(_until_done(plan, waiting, options, seed, done))
     left = [] if _own_files() <= files else [f"the kit itself holds {_own_files() - files} files more than before"]
     total = {key: sum(result.get(key, 0) for result in results) for key in _SUMS}
     return {
@@ -96,32 +101,46 @@ async def run_faults(options: Options, on_result: Callable[[dict[str, Any]], Non
 _SUMS: Final = ("accepted", "delivered", "opened_once", "lost", "duplicated", "out_of_order", "quota_breaches")
 
 
+async def _until_done(
+    plan: WorldPlan, waiting: list[Fault], options: Options, seed: int, done: Callable[[dict[str, Any]], None]
+) -> None:
+    """Take faults from `waiting` until it is empty, in as many worlds one after the other as that needs."""
+    while waiting:
+        await _in_one_world(plan, waiting, options, seed, done)
+
+
 async def _in_one_world(
-    plan: WorldPlan, faults: Sequence[Fault], options: Options, seed: int, done: Callable[[dict[str, Any]], None]
-) -> list[Fault]:
-    """Run faults in one world until one breaks it; returns those that still wait for a new one."""
-    waiting = list(faults)
+    plan: WorldPlan, waiting: list[Fault], options: Options, seed: int, done: Callable[[dict[str, Any]], None]
+) -> None:
+    """Take faults from `waiting` until one of them breaks the world or needed it for itself alone."""
     pids: set[int] = set()
+    name = waiting[0].name
     try:
         async with running_world(plan, commands=options.commands, given=options.given) as world:
-            result: dict[str, Any] = {"ok": False}
-            while waiting:
+            usable, ran = True, ""
+            while waiting and usable:
                 one = waiting.pop(0)
+                name = one.name
                 if not one.needs <= world.owns:
                     done(_skipped(one, one.needs - world.owns))
                     continue
                 result = await _one(one, world, options, seed)
                 pids |= world.pids()
                 done(result)
-                if not result["ok"] or plan.alone:
-                    break
-            if world.sees_the_database and pids and result["ok"] and (open_ := await at_rest(world)):
-                done({"name": f"rest after {one.name}", "ok": False, "problems": open_})
+                ran = one.name
+                usable = bool(result["ok"]) and not plan.alone
+            if ran and usable and world.sees_the_database and (open_ := await at_rest(world)):
+                done(_broken(f"rest after {ran}", open_))
     except WorldFailed as error:
-        done({"name": f"world ({', '.join(one.name for one in faults)})", "ok": False, "problems": [str(error)]})
+        if waiting and waiting[0].name == name:
+            waiting.pop(0)  # its world does not start: the next one shall not wait for it for ever
+        done(_broken(f"world of {name}", [str(error)]))
     if left := still_alive(pids):
-        done({"name": "left behind", "ok": False, "problems": [f"processes that still run: {left}"]})
-    return waiting
+        done(_broken(f"left behind by {name}", [f"processes that still run: {left}"]))
+
+
+def _broken(name: str, problems: list[str]) -> dict[str, Any]:
+    return {"name": name, "ok": False, "problems": problems}
 
 
 def _skipped(one: Fault, missing: frozenset[Any]) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
-from loadtest.faults.client import LEFT_ALONE, SETTINGS, digest, first, listen
+from loadtest.faults.client import LEFT_ALONE, SETTINGS, cancel, digest, first, listen
 from loadtest.faults.notes import Notes
 from mailbox_client import ClientError, MailboxClient
 from protocol.errors import MailboxError
@@ -128,21 +128,19 @@ async def run(options: SleeperOptions) -> int:
     await site.start()
     push_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     calm = asyncio.Event()
-    calming: asyncio.Task[object] = asyncio.create_task(calm.wait(), name="calm")
+    calming: asyncio.Task[Any] = asyncio.create_task(calm.wait(), name="calm")
     listening = asyncio.create_task(listen(calm), name="listen")
-    living = [asyncio.create_task(sleeper.live(push_url), name=f"sleeper-{sleeper.number}") for sleeper in sleepers]
+    living: list[asyncio.Task[None]] = [
+        asyncio.create_task(sleeper.live(push_url), name=f"sleeper-{sleeper.number}") for sleeper in sleepers
+    ]
     try:
         if await first({calming, listening, *living}) is not calming:
             return LEFT_ALONE
-        for task in living:
-            task.cancel()
-        await asyncio.gather(*living, return_exceptions=True)
+        await cancel(living)
         await asyncio.gather(*(sleeper.drain() for sleeper in sleepers))
         return 0
     finally:
-        for task in (calming, listening, *living):
-            task.cancel()
-        await asyncio.gather(calming, listening, *living, return_exceptions=True)
+        await cancel([calming, listening, *living])
         await runner.cleanup()
 
 

@@ -114,6 +114,7 @@ class Client(ClientProcess):
             "notes": str(self.notes),
             "number": self.number,
             "peers": [peer.hex() for peer in traffic.peers_of(self)],
+            "sleepers": [device.hex() for device in traffic.asleep],
             "seed": traffic.random.randrange(10**9),
             "pause_s": load.pause_s,
             "body_bytes": load.body_bytes,
@@ -160,15 +161,18 @@ class Traffic:
         self.lines: list[tuple[ClientProcess, dict[str, Any]]] = []
 
     def peers_of(self, client: Client) -> list[bytes]:
-        """Everybody but itself."""
-        asleep = self.sleepers.devices if self.sleepers is not None else []
-        return [other.device for other in self.clients if other is not client] + asleep + self.extra_peers
+        """Everybody but itself and the sleepers."""
+        return [other.device for other in self.clients if other is not client] + self.extra_peers
+
+    @property
+    def asleep(self) -> list[bytes]:
+        """The devices that are away until they are woken."""
+        return self.sleepers.devices if self.sleepers is not None else []
 
     @property
     def devices(self) -> list[bytes]:
         """Of all clients and sleepers."""
-        asleep = self.sleepers.devices if self.sleepers is not None else []
-        return [client.device for client in self.clients] + asleep
+        return [client.device for client in self.clients] + self.asleep
 
     @property
     def processes(self) -> list[ClientProcess]:

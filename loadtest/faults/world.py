@@ -87,7 +87,7 @@ class WorldPlan:
     workers: int = 1
     proxied: frozenset[Service] = frozenset()
     policy: tuple[tuple[str, str], ...] = ()  # beside NO_LIMITS
-    gateway_settings: tuple[tuple[str, str], ...] = (("heartbeat_s", "10"),)  # MAILBOXD_ and this, in capitals
+    gateway_settings: tuple[tuple[str, str], ...] = (("heartbeat_s", "5"),)  # MAILBOXD_ and this, in capitals
     worker_settings: tuple[tuple[str, str], ...] = (("wake_repeat_s", "2"),)
     gateway_environment: tuple[tuple[str, str], ...] = ()  # as it stands, for programs of other projects
     make_postgres: Callable[[Path], PostgresServer] = PostgresServer  # it creates and starts itself in `create`
