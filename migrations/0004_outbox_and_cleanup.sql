@@ -1,7 +1,7 @@
 -- version: 0004
 -- predecessor: 0003
 -- summary: claiming and settling wake intents, clean-up, repair of counters
--- compatibility: New functions and one trigger. A worker needs them; a gateway does not.
+-- compatibility: New functions, an index and one trigger. A worker needs them; a gateway does not.
 
 -- migrate: apply
 -- Whoever writes a contact that follows a push makes the device's intent be looked at again soon. Otherwise it would sleep
@@ -328,6 +328,8 @@ AS $$
      WHERE w.device_id = f.device_id AND f.floor > w.floor_position
 $$;
 
+CREATE INDEX invites_by_end ON invites (expires_at);  -- for their clean-up
+
 -- Seed 000, 3.4: removes expired entries, oldest first, and counts those as released that no ACK had released.
 -- Candidates without locks; owners SKIP LOCKED, so that it never stands in the way of an ACK; then checked again.
 CREATE FUNCTION cleanup_expired_v1(rows_max integer, OUT seen integer, OUT deleted integer)
@@ -472,5 +474,6 @@ $$;
 DROP FUNCTION repair_counters_v1, counter_drift_v1, cleanup_acked_v1, cleanup_expired_v1, raise_floors_v1, outbox_requeue_v1,
     wake_route_changed_v1, wake_open_v1, outbox_bury_v1, outbox_complete_v1, outbox_claim_v1, outbox_verdict_v1,
     wake_verdict_v1, wake_repeat_v1;
+DROP INDEX invites_by_end;
 DROP TRIGGER wake_contact_made ON mailbox_owners;
 DROP FUNCTION wake_contact_made;

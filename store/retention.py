@@ -39,6 +39,7 @@ class Table(StrEnum):
     OUTBOX = "outbox"
     AUDIT = "audit"
     REVOKED = "revoked"
+    INVITES = "invites"
 
 
 class Swept(NamedTuple):
@@ -99,6 +100,10 @@ class RetentionStore:
             case Table.AUDIT:
                 age = timedelta(seconds=policy.audit_retention_s)
                 return await self._deleted("cleanup_audit", rows_max, rows_max, age)
+            case Table.INVITES:
+                # As long as the audit events that tell of them: `invites list` shows what became of them until then.
+                age = timedelta(seconds=policy.audit_retention_s)
+                return await self._deleted("cleanup_invites", rows_max, rows_max, age)
             case Table.REVOKED:
                 deleted = int(await self._postgres.fetchval(_SQL["cleanup_revoked"], rows_max))
                 return Swept(deleted, deleted >= rows_max)

@@ -19,6 +19,7 @@ from protocol.ids import DeviceId
 from runtime.clock import Clock, SystemClock
 from runtime.config import WorkerConfig
 from runtime.doorbell import Doorbell
+from runtime.key_rings import Purpose
 from runtime.keyring import Keyring
 from runtime.logs import DeviceTags, keep_files
 from runtime.metrics import Metrics
@@ -28,6 +29,7 @@ from store.job_queue import JobQueue, QueueUnreachable
 from store.outbox import OutboxStore, WakeRules
 from store.policy import PolicyCache, PolicyStore
 from store.postgres import Postgres
+from store.push_reseal import PushReseal
 from store.push_seal import PushSeal
 from store.redis_client import connect
 from store.redis_names import read_instance_tag
@@ -53,6 +55,7 @@ from worker.push.sender import PushSender
 from worker.push.vapid import Vapid
 from worker.push.webpush import WebPushProvider
 from worker.reconciler import Reconciler
+from worker.reseal import ResealLoop
 
 logger = structlog.get_logger(__name__)
 
@@ -122,11 +125,15 @@ class Worker:
         def tell_route_gone(device: DeviceId) -> None:
             wake.publish([Wake(device, 0, WakeKind.ROUTE)])
 
+        seal = PushSeal(*keyring.push_token_keys)
+        ring = keyring.rings[Purpose.PUSH_TOKEN]
+        superseded = [int(key.key_id) for key in ring.keys if ring.role(key) == "old"]
+        reseal = ResealLoop(PushReseal(postgres, seal, superseded), worker_metrics, clock)
         wake_device = WakeDevice(
             outbox,
             postgres,
             audit,
-            PushSeal(*keyring.push_token_keys),
+            seal,
             sender,
             rules=rules,
             policy_version=lambda: policy().version,
@@ -164,6 +171,7 @@ class Worker:
         add("walk", reconciler.run_walk)
         for table in Table:
             add(f"cleanup-{table}", partial(cleanup.run, table))
+        add("reseal", reseal.run)
         add("overdue", cleanup.run_overdue)
         directories = [path for path in (config.secrets_dir, config.log_dir) if path is not None]
         add("database-watch", DatabaseWatch(postgres, metrics, clock, directories=directories).run)

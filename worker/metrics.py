@@ -40,6 +40,8 @@ class WorkerMetrics:
         self.provider_open = gauge(
             "push_provider_paused", "Targets of a provider that are left alone for a while.", ["provider"]
         )
+        self.resealed = counter("push_routes_resealed", "Push routes sealed anew after a rotation of their key.")
+        self.seals_broken = gauge("push_routes_unopened", "Push routes of a superseded key that do not open.")
         # Clean-up and repair.
         self.cleaned = counter("cleaned_rows", "Rows removed.", ["table"])
         self.overdue_age = gauge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
@@ -35,7 +36,13 @@ def build_ops_app(
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     app = web.Application()
+    app.on_response_prepare.append(_name)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/metrics", exposed)
     return app
+
+
+async def _name(_request: web.Request, response: web.StreamResponse) -> None:
+    """Every answer has a name of its own, as the gateways' have; one that a client brings is not used."""
+    response.headers["X-Request-Id"] = secrets.token_hex(8)

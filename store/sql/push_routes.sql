@@ -33,3 +33,21 @@ SELECT wake_route_changed_v1($1);
 -- name: delete_route
 -- $1 device_id
 DELETE FROM push_routes WHERE device_id = $1;
+
+-- name: routes_to_reseal
+-- $1 after device, $2 superseded key ids, $3 page
+SELECT device_id, provider, sealed_address, seal_key_id FROM push_routes
+ WHERE device_id > $1 AND seal_key_id = ANY ($2::smallint[]) ORDER BY device_id LIMIT $3;
+
+-- name: reseal_routes
+-- The same address in another seal: neither its version nor its dates change, and no intent becomes due.
+-- $1 devices, $2 the seals that were opened, $3 the new ones, $4 their key id
+WITH held AS (
+    SELECT r.device_id, n.sealed FROM unnest($1::uuid[], $2::bytea[], $3::bytea[]) AS n(device_id, before, sealed)
+      JOIN push_routes r ON r.device_id = n.device_id AND r.sealed_address = n.before
+     ORDER BY r.device_id FOR UPDATE OF r SKIP LOCKED
+), written AS (
+    UPDATE push_routes r SET sealed_address = h.sealed, seal_key_id = $4 FROM held h WHERE r.device_id = h.device_id
+    RETURNING r.device_id
+)
+SELECT count(*) FROM written;

@@ -35,6 +35,13 @@ DELETE FROM audit_events x
          WHERE a.created_at <= mailboxd_now() - $2::interval ORDER BY a.created_at LIMIT $1 FOR UPDATE SKIP LOCKED) AS old
  WHERE x.audit_id = old.audit_id;
 
+-- name: cleanup_invites
+-- Whatever became of them: after their end none admits anybody. $1 rows_max, $2 age
+DELETE FROM invites x
+ USING (SELECT i.invite_hash FROM invites i
+         WHERE i.expires_at <= mailboxd_now() - $2::interval ORDER BY i.expires_at LIMIT $1 FOR UPDATE SKIP LOCKED) AS old
+ WHERE x.invite_hash = old.invite_hash;
+
 -- name: cleanup_revoked
 -- Nobody can read them any more. The mailboxes' rows stay: a revoked device is known as such for ever. $1 rows_max
 WITH held AS MATERIALIZED (
@@ -74,7 +81,8 @@ SELECT greatest(0, extract(epoch FROM t.now - (SELECT min(expires_at) FROM envel
        greatest(0, extract(epoch FROM t.now - $2::interval
                 - (SELECT o.updated_at FROM outbox_events o WHERE o.state = 'completed'
                     ORDER BY o.updated_at LIMIT 1)))::float8 AS outbox,
-       greatest(0, extract(epoch FROM t.now - $3::interval - (SELECT min(created_at) FROM audit_events)))::float8 AS audit
+       greatest(0, extract(epoch FROM t.now - $3::interval - (SELECT min(created_at) FROM audit_events)))::float8 AS audit,
+       greatest(0, extract(epoch FROM t.now - $3::interval - (SELECT min(expires_at) FROM invites)))::float8 AS invites
   FROM (SELECT mailboxd_now() AS now) AS t;
 
 -- name: database_ms

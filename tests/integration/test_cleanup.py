@@ -229,6 +229,10 @@ INTENTS = """INSERT INTO outbox_events
        (event_id, aggregate_ref, task_type, state, next_attempt_at, created_at, updated_at)
 SELECT gen_random_uuid(), gen_random_uuid(), 'wake_device', 'completed', mailboxd_now(), mailboxd_now(), mailboxd_now()
   FROM generate_series(1, 3)"""
+INVITES = """INSERT INTO invites (invite_hash, invite_tag, expires_at, used_at, revoked_at)
+SELECT sha256(n::text::bytea), n::text, mailboxd_now() + interval '1 day', CASE n WHEN 1 THEN mailboxd_now() END,
+       CASE n WHEN 2 THEN mailboxd_now() END
+  FROM generate_series(1, 3) AS n"""
 EVENTS = """INSERT INTO audit_events (event_type, request_id, outcome, policy_version)
 SELECT 'policy.changed', n::text, 'done', 1 FROM generate_series(1, 3) AS n"""
 
@@ -240,6 +244,7 @@ SELECT 'policy.changed', n::text, 'done', 1 FROM generate_series(1, 3) AS n"""
         (Table.IDEMPOTENCY, "idempotency_records", DAY, RECORDS),
         (Table.OUTBOX, "outbox_events", DAY, INTENTS),
         (Table.AUDIT, "audit_events", 30 * DAY, EVENTS),
+        (Table.INVITES, "invites", 31 * DAY, INVITES),
     ],
 )
 async def test_every_lifetime_of_the_data_model_ends_in_its_time(
