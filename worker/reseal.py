@@ -1,4 +1,4 @@
-"""After a rotation of the push-token key every route gets a seal of the new one, in small steps beside everything else."""
+"""After a rotation of the push-token key all routes get a seal of the new one, in small steps beside the rest."""
 
 from __future__ import annotations
 
