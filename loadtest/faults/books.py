@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from loadtest.faults.world import Role, World
 from loadtest.processes import tree
 
-DUE_S_MAX: Final = 30.0  # for what is due now; two repeats of a wake fit in
+DUE_S_MAX: Final = 80.0  # for what is due now: a dead worker keeps its jobs for 45 s, its publications for 60 s
 REST_S_MAX: Final = 90.0  # for what waits for the end of a lease
 LEAVE_S_MAX: Final = 20.0
 _POLL_S: Final = 0.1

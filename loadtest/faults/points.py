@@ -38,7 +38,7 @@ POINTS: Final = (
     Point("job.after_completion", Kind.WORKER, 3, "after the push was recorded"),
     Point("job.before_settle", Kind.WORKER, 3, "before XACK"),
 )
-_IN_SHORT: Final = ("die-at-submit.after_commit", "die-at-wake.before_publish", "die-at-job.before_settle")
+_IN_SHORT: Final = ("die-at-submit.after_commit", "die-at-wake.before_publish")
 
 
 def _roles(scene: Scene, kind: Kind) -> list[Role]:
