@@ -48,6 +48,17 @@ def usage(pids: Iterable[int], *, ended_children: bool = True) -> Usage:
     return Usage(cpu_seconds, resident)
 
 
+def descriptors(pids: Iterable[int]) -> int:
+    """Open files of these processes, as far as we may look."""
+    found = 0
+    for pid in pids:
+        try:
+            found += sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
+        except OSError:
+            continue
+    return found
+
+
 class Meter:
     """Measures roles between two moments. A role is one or more root processes with their descendants.
 

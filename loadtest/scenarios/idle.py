@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any, Final
 
 from loadtest.descriptors import allow_descriptors
+from loadtest.processes import descriptors
 from loadtest.recorder import Recorder
 from loadtest.run import Run, judged, merged
 from loadtest.swarm import Swarm, Traffic
@@ -28,6 +30,9 @@ async def idle(run: Run) -> dict[str, Any]:
         await swarm.connect()
         await asyncio.sleep(2.0)
         after = meter.resident_bytes(gateway) if gateway else 0
+        files = {"load_generator": descriptors([os.getpid()])}
+        if gateway:
+            files[gateway] = descriptors(run.server.pids[gateway])
         meter.start()
         await asyncio.sleep(WATCHED_S)
         used = meter.stop(0)
@@ -36,7 +41,7 @@ async def idle(run: Run) -> dict[str, Any]:
         swarm.close()
     each = round((after - before) / count)
     return merged(
-        {"devices": count, "resident_bytes_per_connection": each},
+        {"devices": count, "resident_bytes_per_connection": each, "descriptors": files},
         {"facts": {"bytes resident per connection:": each, "gateway MiB:": round(after / 2**20, 1)}},
         verdict,
         {"cpu": used},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from loadtest.processes import tree, usage
+from loadtest.processes import descriptors, tree, usage
 
 TABLES: Final = ("envelopes", "mailboxes", "mailbox_owners", "outbox_events", "ack_batches", "idempotency_records")
 _PROC: Final = Path("/proc")
@@ -72,17 +72,6 @@ def own_memory(pid: int) -> int:
     except OSError:
         pass
     return 0
-
-
-def descriptors(pids: Iterable[int]) -> int:
-    """Open files of these processes, as far as we may look."""
-    found = 0
-    for pid in pids:
-        try:
-            found += sum(1 for _ in (_PROC / str(pid) / "fd").iterdir())
-        except OSError:
-            continue
-    return found
 
 
 _TABLES: Final = """

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
-from typing import Any
 
 import pytest
 
-from tests.support.command import TREE, environment
-
-
-def bench(*arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "loadtest", "bench", "--json", *arguments],
-        env=environment(),
-        cwd=TREE,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout[-2_000:], done.stderr[-2_000:])
-    report: dict[str, Any] = json.loads(done.stdout)  # one document and nothing else
-    return report
+from tests.support.bench import bench
+from tests.support.command import TREE
 
 
 def test_a_short_cycle_is_measured_metered_and_judged() -> None:

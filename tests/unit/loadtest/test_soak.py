@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from loadtest.processes import descriptors
 from loadtest.soak.history import Course, courses, failures
 from loadtest.soak.plots import draw
 from loadtest.soak.verdict import WATCHED, judge, thirds
-from loadtest.soak.watch import TABLES, Sample, descriptors, own_memory
+from loadtest.soak.watch import TABLES, Sample, own_memory
 
 MIB = 2**20
 SECONDS = 300

@@ -9,10 +9,12 @@ import pytest
 from nacl.signing import SigningKey
 
 from loadtest.accounts import Account
-from loadtest.recorder import Recorder
+from loadtest.recorder import OfferedEnvelope, Recorder
 from loadtest.run import figures, judged
-from loadtest.swarm import Swarm, SwarmFailed, Traffic
-from protocol.ids import DeviceId
+from loadtest.swarm import Device, Swarm, SwarmFailed, Traffic, batch_of_one, send_ack_of_one
+from protocol.codec import encode_entry, encode_mailbox_batch, encode_send_ack
+from protocol.frames import Entry, SendResult
+from protocol.ids import ClientMessageId, DeviceId, MessageId
 from tests.unit.loadtest.model_server import Planted, model_server
 
 DEVICES = 4
@@ -147,3 +149,41 @@ async def test_new_tokens_are_shown_on_open_connections() -> None:
         await server.until_answered(reauths=DEVICES)
         swarm.close()
     assert server.tokens_seen == ["ff" * 16] * DEVICES
+
+
+class TestLayouts:
+    """What the swarm reads without unpacking is exactly what the codec writes; whatever differs is unpacked."""
+
+    def test_a_send_ack_of_one_gives_its_values(self) -> None:
+        cmid, mid = ClientMessageId(b"c" * 16), MessageId(b"m" * 16)
+        message = encode_send_ack(cmid, False, (SendResult(mid, 1_700_000_000_000, 1_700_000_000_001),))
+        layout = send_ack_of_one()
+        assert len(message) == layout.size
+        assert layout.read(message) == (cmid, mid, 1_700_000_000_000, 1_700_000_000_001)
+        assert layout.read(encode_send_ack(cmid, True, (SendResult(mid, 1, 2),))) is None
+
+    def test_a_batch_of_one_gives_its_values(self) -> None:
+        mid, body, cursor = MessageId(b"m" * 16), b"b" * 1_024, "c" * 76
+        entry = encode_entry(Entry(mid, 1, body, 1_700_000_000_000, 1_700_000_000_001))
+        layout = batch_of_one(len(body))
+        message = encode_mailbox_batch(None, [entry], cursor, False, True)
+        assert len(message) == layout.size
+        assert layout.read(message) == (mid, body, 1_700_000_000_000, 1_700_000_000_001, cursor.encode())
+        for other in (
+            encode_mailbox_batch(None, [entry], cursor, True, True),
+            encode_mailbox_batch(None, [entry], cursor, False, False),
+            encode_mailbox_batch(None, [encode_entry(Entry(mid, 2, body, 1, 2))], cursor, False, True),
+        ):
+            assert layout.read(other) is None
+
+
+async def test_a_first_batch_of_one_entry_makes_a_device_ready() -> None:
+    swarm = a_swarm(1, Recorder())
+    device = Device(swarm, 0, "host")
+    device.hello_message()
+    attempt = swarm.recorder.offered(b"s" * 16, 1, [OfferedEnvelope(device.id, b"m" * 16, b"b" * 100)], note=1.0)
+    entry = encode_entry(Entry(MessageId(b"m" * 16), 1, b"b" * 100, 1_700_000_000_000, 1_700_000_000_001))
+    device.message(encode_mailbox_batch(None, [entry], "c" * 76, False, True))
+    assert device.ready.done()
+    assert attempt.records[0].received
+    assert swarm.window.delivered == 1
