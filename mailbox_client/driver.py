@@ -51,7 +51,13 @@ from mailbox_client.pulse import Pulse
 from mailbox_client.settings import ClientSettings
 from mailbox_client.transport_http import MailboxHttp
 from mailbox_client.transport_ws import SocketAdapter
-from protocol.client_message_id import SERVER_TIME_SHIFT, CorruptHighWater, OrdinalsExhausted
+from protocol.client_message_id import (
+    SERVER_TIME_SHIFT,
+    SKIP_BITS,
+    CorruptHighWater,
+    OrdinalLease,
+    OrdinalsExhausted,
+)
 
 logger = logging.getLogger("mailbox_client")
 
@@ -126,9 +132,7 @@ class Driver:
 
     async def open(self) -> None:
         """Load the engine and take the first lease of client message ids. Raises StoreFault, CorruptHighWater, …"""
-        lease = await self._in_store(
-            lambda: self._store.reserve_ordinals(self._account.device_id, ordinals=self._settings.lease_ordinals)
-        )
+        lease = await self._in_store(lambda: self._reserve(None))
         self._ids = ClientMessageIds(self._account.device_id, lease, outstanding_max=self._settings.outstanding_max)
         self._engine = await self._in_store(lambda: self._make_engine(after_crash=True))
         self._pump = asyncio.create_task(self._run(), name="mailbox-client")
@@ -318,24 +322,24 @@ class Driver:
         )
 
     async def _renew_leases(self, outputs: list[Output]) -> None:
-        ids, device, ordinals = self.ids, self._account.device_id, self._settings.lease_ordinals
+        ids = self.ids
         known = next((output.server_now_ms for output in outputs if isinstance(output, ServerTimeKnown)), None)
         try:
             if known is not None and ids.current_first < known << SERVER_TIME_SHIFT:
-                ids.start_again_at(
-                    await self._in_store(
-                        lambda: self._store.reserve_ordinals(device, server_now_ms=known, ordinals=ordinals)
-                    )
-                )
+                ids.start_again_at(await self._in_store(lambda: self._reserve(known)))
             elif ids.wants_lease:
                 server_now = self.engine.server_now(monotonic_ms())
-                ids.add_lease(
-                    await self._in_store(
-                        lambda: self._store.reserve_ordinals(device, server_now_ms=server_now, ordinals=ordinals)
-                    )
-                )
+                ids.add_lease(await self._in_store(lambda: self._reserve(server_now)))
         except (StoreFault, OrdinalsExhausted, CorruptHighWater):
             pass  # what is leased goes on; when it ends, issuing says so
+
+    def _reserve(self, server_now_ms: int | None) -> OrdinalLease:
+        return self._store.reserve_ordinals(
+            self._account.device_id,
+            server_now_ms=server_now_ms,
+            ordinals=self._settings.lease_ordinals,
+            skip=secrets.randbits(SKIP_BITS),
+        )
 
     async def _in_store(self, call: Callable[[], Result]) -> Result:
         if self._thread is None:

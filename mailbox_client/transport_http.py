@@ -186,7 +186,7 @@ class MailboxHttp:
         echo: bool | None = None,
     ) -> SendAnswer:
         """All envelopes or none; exactly one of `client_message_id` and `idempotency_key`."""
-        body: dict[str, Any] = {"envelopes": [_envelope_map(envelope) for envelope in envelopes]}
+        body: dict[str, Any] = {"envelopes": [envelope_map(envelope) for envelope in envelopes]}
         if client_message_id is not None:
             body["client_message_id"] = client_message_id
         if echo is not None:
@@ -303,7 +303,7 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     return bytes(raw)
 
 
-def _envelope_map(envelope: SendEnvelope) -> dict[str, Any]:
+def envelope_map(envelope: SendEnvelope) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "to": envelope.to,
         "message_id": envelope.mid,

@@ -102,12 +102,8 @@ class SocketAdapter:
                 ssl=self._tls if self._url.startswith("wss:") else None,
                 proxy=None,
             )
-        except InvalidStatus as error:
-            return _refused(number, error)
-        except (TimeoutError, InvalidHandshake, EOFError):
-            return SocketLost(number)
-        except (OSError, ssl.SSLError):
-            return SocketLost(number, unreachable=True)
+        except (InvalidHandshake, EOFError, OSError) as error:
+            return loss_of(number, error)
         self._connection = connection
         writer = asyncio.create_task(self._write(connection), name=f"mailbox-socket-{number}-writer")
         try:
@@ -121,10 +117,8 @@ class SocketAdapter:
                 frame = decode_server_frame(message)
                 if frame is not None:
                     await self._report(FrameReceived(number, frame))
-        except ConnectionClosed as closed:
-            return _closed(number, closed)
-        except MailboxError:
-            return SocketLost(number)  # no frame of this contract: as good as lost
+        except (ConnectionClosed, MailboxError) as error:
+            return loss_of(number, error)
         finally:
             writer.cancel()
             connection.transport.abort()
@@ -144,6 +138,21 @@ class SocketAdapter:
             frames, self._outbox = self._outbox, []
             for frame in frames:
                 await connection.send(frame)
+
+
+def loss_of(number: int, error: BaseException) -> SocketLost:
+    """What the end of a WebSocket, or of the try to open one, says about what to do next."""
+    match error:
+        case ConnectionClosed():
+            return _closed(number, error)
+        case InvalidStatus():
+            return _refused(number, error)
+        case TimeoutError() | InvalidHandshake() | EOFError():
+            return SocketLost(number)  # something answered, or kept silent, and it was no WebSocket
+        case OSError():
+            return SocketLost(number, unreachable=True)
+        case _:
+            return SocketLost(number)  # no frame of this contract: as good as lost
 
 
 def _refused(number: int, error: InvalidStatus) -> SocketLost:

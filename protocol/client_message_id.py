@@ -17,6 +17,7 @@ ORDINAL_BYTES: Final = 16
 LEASE_ORDINALS: Final = 2**40  # what one lease reserves
 OUTSTANDING_MAX: Final = 256  # issued and not yet consumed; past it issuing pauses until one is consumed
 SERVER_TIME_SHIFT: Final = 64  # ordinal = server milliseconds << 64: above whatever an old phone backup brings back
+SKIP_BITS: Final = 63  # of what a lease may skip: below half a millisecond of server time
 
 _LABEL: Final = b"qim.client-message-id.v1\x00"
 
@@ -48,16 +49,19 @@ def derive(device_id: DeviceId, ordinal: int) -> ClientMessageId | None:
 
 
 def next_lease(
-    high_water: int | None, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS
+    high_water: int | None, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS, skip: int = 0
 ) -> OrdinalLease:
     """The next ordinals to reserve: strictly above `high_water` (None: none was ever reserved).
 
     Once a server time is known the lease starts no lower than that time shifted left by 64 bits, since a phone backup
-    can bring an old high water back. Raises OrdinalsExhausted when the whole lease does not fit below 2^128.
+    can bring an old high water back. `skip` more ordinals are left out, drawn at random by who calls: a process on such
+    a backup that has not heard the server yet starts elsewhere than the process that the backup knows nothing of.
+    Raises OrdinalsExhausted when the whole lease does not fit below 2^128.
     """
     first = 0 if high_water is None else high_water + 1
     if server_now_ms is not None:
         first = max(first, server_now_ms << SERVER_TIME_SHIFT)
+    first += skip
     last = first + ordinals - 1
     if last > ORDINAL_MAX:
         raise OrdinalsExhausted("no client message ids are left for this device")

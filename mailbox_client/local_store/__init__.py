@@ -125,7 +125,7 @@ class LocalStore(Protocol):
     # -- client message ids (seed 003)
 
     def reserve_ordinals(
-        self, device: DeviceId, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS
+        self, device: DeviceId, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS, skip: int = 0
     ) -> OrdinalLease:
         """Reserve ordinals as `protocol.client_message_id.next_lease` places them above the stored high water.
 

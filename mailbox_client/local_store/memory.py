@@ -107,10 +107,10 @@ class MemoryStore:
     # -- client message ids
 
     def reserve_ordinals(
-        self, device: DeviceId, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS
+        self, device: DeviceId, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS, skip: int = 0
     ) -> OrdinalLease:
         with self._reserving:
-            lease = next_lease(self._high_water.get(device), server_now_ms=server_now_ms, ordinals=ordinals)
+            lease = next_lease(self._high_water.get(device), server_now_ms=server_now_ms, ordinals=ordinals, skip=skip)
             self._high_water[device] = lease.last
             return lease
 

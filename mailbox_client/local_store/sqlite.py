@@ -142,7 +142,7 @@ class SqliteStore:
     # -- client message ids
 
     def reserve_ordinals(
-        self, device: DeviceId, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS
+        self, device: DeviceId, *, server_now_ms: int | None = None, ordinals: int = LEASE_ORDINALS, skip: int = 0
     ) -> OrdinalLease:
         # BEGIN IMMEDIATE takes the write lock before the read: no other process can choose from the same high water.
         with self.transaction():
@@ -150,7 +150,7 @@ class SqliteStore:
                 "SELECT high_water FROM local_client_message_id WHERE device_id = ?", (device,)
             ).fetchone()
             high_water = high_water_from_bytes(row[0]) if row is not None else None
-            lease = next_lease(high_water, server_now_ms=server_now_ms, ordinals=ordinals)
+            lease = next_lease(high_water, server_now_ms=server_now_ms, ordinals=ordinals, skip=skip)
             self._db.execute(
                 "INSERT OR REPLACE INTO local_client_message_id VALUES (?, ?)",
                 (device, high_water_to_bytes(lease.last)),

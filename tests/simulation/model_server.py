@@ -41,7 +41,7 @@ from protocol.frames import (
     Welcome,
 )
 from protocol.ids import ClientMessageId, DeviceId, IdentityId, InstanceId, MessageId
-from protocol.limits import BATCH_BYTES_MAX, MAX_FRAME_BYTES, WireLimits
+from protocol.limits import BATCH_BYTES_MAX, ECHO_BACKLOG_MAX, MAX_FRAME_BYTES, WireLimits
 from protocol.server_session import Close, DueKind, ServerSession, come_back_reason
 
 START_MS: Final = 1_800_000_000_000
@@ -65,6 +65,7 @@ class ModelPolicy:
     token_ms: int = 900_000
     sends_in_flight: int = 256
     bytes_in_flight: int = 8 * 1024 * 1024
+    echo_backlog_max: int = ECHO_BACKLOG_MAX
 
     @property
     def limits(self) -> WireLimits:
@@ -98,9 +99,10 @@ class _Request(NamedTuple):
 
 @dataclass
 class Refusals:
-    """What the server is told to refuse: looked at by every send until it says None."""
+    """What the server is told to refuse: looked at by every send, and by every HELLO, pull and ACK."""
 
     send: Callable[[DeviceId, Send], MailboxError | None] = field(default=lambda _device, _send: None)
+    other: Callable[[DeviceId], MailboxError | None] = field(default=lambda _device: None)
 
 
 class ModelServer:
@@ -194,6 +196,8 @@ class ModelServer:
     def send(self, device: DeviceId, send: Send) -> tuple[bool, tuple[SendResult, ...]]:
         replay = (device, SEND, send.cmid) in self.state.records  # a replay is looked up before every refusal
         refusal = None if replay else self.refusals.send(device, send)
+        if refusal is None and not replay and send.echo and self._echo_backlog(device) >= self.policy.echo_backlog_max:
+            refusal = MailboxError(ErrorCode.ECHO_BACKLOG_FULL, outcome=Outcome.NOT_COMMITTED)
         if refusal is not None and refusal.outcome is not Outcome.UNKNOWN:
             raise refusal
         request = _Request(device, SEND, send.cmid, send.cmid, send.envelopes, send.echo)
@@ -207,13 +211,24 @@ class ModelServer:
         self._push(verdict.stored)
         return verdict.duplicate, verdict.results
 
+    def _echo_backlog(self, device: DeviceId) -> int:
+        return len(self.state.mailboxes[device].pending(self.now_ms, echo=True))
+
+    def judge(self, device: DeviceId) -> None:
+        """Raise what the server is told to refuse this device now."""
+        refusal = self.refusals.other(device)
+        if refusal is not None:
+            raise refusal
+
     def ack(self, device: DeviceId, mids: Sequence[MessageId]) -> None:
+        self.judge(device)
         self.state.ack(device, mids)
         session = self._sessions.get(device)
         if session is not None:
             session.freed(mids)
 
     def pull(self, device: DeviceId, cursor: str | None, limit: int, until: str | None) -> Page:
+        self.judge(device)
         after = self.open_cursor(device, cursor) if cursor is not None else 0
         rows, more = self.page(device, after, limit, BATCH_BYTES_MAX)
         head = self.state.mailboxes[device].head
@@ -429,8 +444,12 @@ class Connection:
                     self.send(SendAck(cmid, duplicate, results))
                 session.send_answered(size)
             case Ack(ref, mids):
-                server.ack(self.device, mids)
-                self.send(AckResult(ref, ("acked",) * len(mids)))
+                try:
+                    server.ack(self.device, mids)
+                except MailboxError as error:
+                    self._fail(error, ref=ref)
+                else:
+                    self.send(AckResult(ref, ("acked",) * len(mids)))
                 session.ack_answered()
             case Defer(mids):
                 self.freed(mids)
@@ -446,6 +465,7 @@ class Connection:
     def _hello(self, hello: Hello) -> None:
         server = self._server
         device, token_ends = server.device_of(hello.token)
+        server.judge(device)
         server.take_session(self, hello, device)
         self.device, self.instance, self.attempt = device, hello.instance, hello.attempt
         try:

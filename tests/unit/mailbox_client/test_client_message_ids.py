@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import secrets
 import sqlite3
 from collections.abc import Callable
 from multiprocessing.pool import Pool
@@ -16,7 +17,15 @@ from mailbox_client.local_store import LocalStore, MessageState, SendState, Stor
 from mailbox_client.local_store.schema import SCHEMA_VERSION, create_version_1
 from mailbox_client.local_store.sqlite import SqliteStore
 from protocol import client_message_id
-from protocol.client_message_id import ORDINAL_MAX, CorruptHighWater, OrdinalLease, OrdinalsExhausted, derive
+from protocol.client_message_id import (
+    ORDINAL_MAX,
+    SKIP_BITS,
+    CorruptHighWater,
+    OrdinalLease,
+    OrdinalsExhausted,
+    derive,
+    next_lease,
+)
 from protocol.ids import ZERO_ID, ClientMessageId, DeviceId
 from tests.support.client_values import NOW_MS, cmid, device, entry, envelope, mid
 
@@ -208,6 +217,31 @@ def test_a_restored_backup_does_not_bring_old_ids_back_once_the_server_time_is_k
     assert lease.first == (NOW_MS + 3_600_000) << 64
     assert used_after_the_backup.isdisjoint({ids.issue() for _ in range(16)})
     store.close()
+
+
+def test_two_processes_that_start_from_one_backup_without_the_server_share_no_id(tmp_path: Path) -> None:
+    path, backup = tmp_path / "device.sqlite", tmp_path / "backup.sqlite"
+    store = SqliteStore(path)
+    issuer(store)
+    copied = sqlite3.connect(backup)
+    store.connection.backup(copied)
+    copied.close()
+    store.close()
+
+    issued = []
+    for file in (path, backup):
+        store = SqliteStore(file)
+        lease = store.reserve_ordinals(device(), ordinals=16, skip=secrets.randbits(SKIP_BITS))
+        ids = ClientMessageIds(device(), lease)
+        issued.append({ids.issue() for _ in range(16)})
+        store.close()
+    assert issued[0].isdisjoint(issued[1])
+
+
+def test_a_skip_lies_above_the_high_water_and_below_a_millisecond_of_server_time() -> None:
+    assert next_lease(99, ordinals=10, skip=7) == OrdinalLease(107, 116)
+    most = next_lease(None, server_now_ms=NOW_MS, ordinals=1, skip=2**SKIP_BITS - 1)
+    assert NOW_MS << 64 < most.first < (NOW_MS + 1) << 64
 
 
 def test_ids_issued_before_the_server_time_was_known_stay_valid() -> None:

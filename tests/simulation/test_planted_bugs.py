@@ -1,0 +1,55 @@
+"""A planted bug of each kind is noticed within the 500 worlds that `make test` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mailbox_client.incoming import Incoming
+from mailbox_client.outgoing import Outgoing
+from tests.simulation.planted_bugs import (
+    INCOMING,
+    OUTGOING,
+    reserve_by_high_water_alone,
+    reserve_without_high_water,
+    reserve_without_skipping,
+    with_parts,
+)
+from tests.simulation.test_simulation import RUNS, seeds
+from tests.simulation.world import World
+
+
+def caught(plant: Callable[[World], None], seen: set[str]) -> bool:
+    """Whether one of the worlds notices the plant as what it is. Others may notice it as something else before."""
+    for seed in seeds(RUNS):
+        world = World(seed)
+        world.impatient = True
+        plant(world)
+        try:
+            faults = world.run()["faults"]
+        except Exception as error:
+            faults = [repr(error)]
+        if any(one in fault for fault in faults for one in seen):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(("bug", "seen"), OUTGOING, ids=[bug.__name__ for bug, _seen in OUTGOING])
+def test_a_planted_bug_in_sending_is_noticed(bug: type[Outgoing], seen: set[str]) -> None:
+    assert caught(lambda world: setattr(world, "make_engine", with_parts(outgoing=bug)), seen)
+
+
+@pytest.mark.parametrize(("bug", "seen"), INCOMING, ids=[bug.__name__ for bug, _seen in INCOMING])
+def test_a_planted_bug_in_receiving_is_noticed(bug: type[Incoming], seen: set[str]) -> None:
+    assert caught(lambda world: setattr(world, "make_engine", with_parts(incoming=bug)), seen)
+
+
+def test_a_reused_ordinal_is_noticed() -> None:
+    seen = {"issued twice", "used for two sends", "above"}
+    assert caught(lambda world: setattr(world, "reserve", reserve_without_high_water), seen)
+
+
+@pytest.mark.parametrize("bug", [reserve_by_high_water_alone, reserve_without_skipping])
+def test_an_id_that_a_restored_phone_brings_back_is_noticed(bug: Callable[..., object]) -> None:
+    assert caught(lambda world: setattr(world, "reserve", bug), {"issued twice"})
