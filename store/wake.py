@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple
 
 import structlog
@@ -160,7 +161,7 @@ class WakeBus:
             batch, outlet.pending = outlet.pending, {}
             if len(batch) > PIPELINE_MAX:
                 items = iter(batch.items())
-                batch = dict(item for item, _ in zip(items, range(PIPELINE_MAX), strict=False))
+                batch = dict(islice(items, PIPELINE_MAX))
                 outlet.pending = dict(items)
             messages = [(channel, b"%b %d" % (letter, number)) for (channel, letter), number in batch.items()]
             await faultpoints.reach("wake.before_publish")
