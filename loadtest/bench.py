@@ -13,6 +13,8 @@ from loadtest.conditions import Watch, generator_warning
 from loadtest.db_ceiling import db_ceiling
 from loadtest.run import Planned, Run, Settings, merged
 from loadtest.scenarios.backlog import backlog_many, backlog_one
+from loadtest.scenarios.clean_up import expiry
+from loadtest.scenarios.costs import costs
 from loadtest.scenarios.cycle import cycle, cycle_echo, cycle_long, light_2, light_10
 from loadtest.scenarios.fan_out import fan_out_32_64k, fan_out_64, fan_out_64_16k
 from loadtest.scenarios.growth import growth
@@ -21,6 +23,7 @@ from loadtest.scenarios.idle import idle
 from loadtest.scenarios.paced import paced
 from loadtest.scenarios.pgbench import pgbench_single
 from loadtest.scenarios.storm import storm
+from loadtest.scenarios.wakes import online_worker, wake_delay
 from loadtest.server import UNLIMITED, Server, fresh_server
 
 SCENARIOS: Final = {
@@ -45,7 +48,11 @@ SCENARIOS: Final = {
         Planned("db-ceiling", db_ceiling),
         Planned("pgbench-single", pgbench_single),
         Planned("two-gateways", cycle, gateways=2),
+        Planned("costs", costs, settings=Settings(seconds=15.0)),
         Planned("growth", growth, settings=Settings(seconds=6.0, warmup_s=2.0)),
+        Planned("online-worker", online_worker, settings=Settings(seconds=150.0)),
+        Planned("wake-delay", wake_delay, environment=(("MAILBOXD_PUSH_PRIVATE_NETWORKS_ALLOWED", "127.0.0.0/8"),)),
+        Planned("expiry", expiry, settings=Settings(stored=(1_000_000,))),
     )
 }
 
@@ -59,8 +66,8 @@ async def bench(names: Sequence[str], chosen: Mapping[str, Any], url: str | None
     planned = [SCENARIOS[name] for name in names]
     report: dict[str, Any] = {"machine": machine.machine(), "versions": machine.packages(), "settings": {}}
     results: list[dict[str, Any]] = []
-    for (gateways, policy), group in groupby(planned, key=lambda one: (one.gateways, one.policy)):
-        async with _server(url, gateways, policy) as server:
+    for (gateways, policy, environment), group in groupby(planned, key=_server_of):
+        async with _server(url, gateways, policy, environment) as server:
             await _describe(report, server, chosen)
             run = Run(server)
             for one in group:
@@ -96,12 +103,21 @@ def ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+_Pairs = tuple[tuple[str, str], ...]
+
+
+def _server_of(one: Planned) -> tuple[int, _Pairs, _Pairs]:
+    return one.gateways, one.policy, one.environment
+
+
 @asynccontextmanager
-async def _server(url: str | None, gateways: int, policy: Sequence[tuple[str, str]]) -> AsyncIterator[Server]:
+async def _server(url: str | None, gateways: int, policy: _Pairs, environment: _Pairs) -> AsyncIterator[Server]:
     if url is not None:
         yield Server(urls=(url,))
     else:
-        async with fresh_server(gateways=gateways, policy={**UNLIMITED, **dict(policy)}) as server:
+        async with fresh_server(
+            gateways=gateways, policy={**UNLIMITED, **dict(policy)}, settings=dict(environment)
+        ) as server:
             yield server
 
 

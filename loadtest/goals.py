@@ -62,6 +62,9 @@ BOUNDS: Final[Sequence[Bound]] = (
     Bound("idle", "bytes resident a connection", ("resident_bytes_per_connection",), at_most=10_240, must=True),
     Bound("idle", "gateway cores", ("cpu", "gateway", "cores"), at_most=0.1, must=True),
     Bound("storm", "WELCOME p99 ms after the admitted upgrade", ("welcome_ms", "p99"), at_most=5_000, must=True),
+    Bound("online-worker", "worker cores", ("worker_cores",), at_most=0.03, must=True),
+    Bound("wake-delay", "SEND to push request p99 ms", ("push_ms", "p99"), at_most=250, must=True),
+    Bound("expiry", "p99 during the clean-up over before it", ("ratio_p99",), at_most=2.0, must=True),
     Bound("growth", "cycle rate, full over empty", ("ratio_cycle",), at_least=0.85, must=True),
     Bound("growth", "pull rate, full over empty", ("ratio_pull",), at_least=0.85, must=True),
 )  # fmt: skip

@@ -61,6 +61,7 @@ class Planned:
     scenario: Scenario
     gateways: int = 1
     policy: tuple[tuple[str, str], ...] = ()  # beside the raised limits
+    environment: tuple[tuple[str, str], ...] = ()  # settings of its processes
     settings: Settings = field(default_factory=Settings)
 
 

@@ -7,6 +7,7 @@ records are left out, which are gone two hours after a SEND. A test compares wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Final
@@ -55,16 +56,21 @@ async def silent_mailboxes(connection: asyncpg.Connection[Any], count: int) -> N
         )
 
 
-async def spread(connection: asyncpg.Connection[Any], envelopes: int, payload_bytes: int) -> None:
-    """Put `envelopes` into the silent mailboxes, evenly and in turn, as many senders would."""
+async def spread(
+    connection: asyncpg.Connection[Any], envelopes: int, payload_bytes: int, *, ends_at: datetime | None = None
+) -> None:
+    """Put `envelopes` into the silent mailboxes, evenly and in turn, as many senders would.
+
+    They live for seven days, or until `ends_at`.
+    """
     silent = [row["device_id"] for row in await connection.fetch("SELECT device_id FROM bench_silent")]
     each, rest = divmod(envelopes, len(silent))
     # A slice of devices with all its envelopes: a transaction touches each mailbox once.
     step = max(1, ROWS_A_TRANSACTION // max(1, each))
     for at in range(0, len(silent) if each else 0, step):
-        await _put(connection, silent[at : at + step], each, payload_bytes)
+        await _put(connection, silent[at : at + step], each, payload_bytes, ends_at)
     if rest:
-        await _put(connection, silent[:rest], 1, payload_bytes)
+        await _put(connection, silent[:rest], 1, payload_bytes, ends_at)
 
 
 async def put(connection: asyncpg.Connection[Any], devices: Sequence[DeviceId], each: int, payload_bytes: int) -> None:
@@ -90,11 +96,17 @@ def superuser(dsn: str) -> str:
     return urlunsplit(parts._replace(netloc=f"postgres:{password}@{place}"))
 
 
-async def _put(connection: asyncpg.Connection[Any], devices: Sequence[object], each: int, payload_bytes: int) -> None:
+async def _put(
+    connection: asyncpg.Connection[Any],
+    devices: Sequence[object],
+    each: int,
+    payload_bytes: int,
+    ends_at: datetime | None = None,
+) -> None:
     async with connection.transaction():
         # In submit's order: mailbox, envelopes, counters, outbox. Positions are microseconds and lie above the head.
         await connection.execute(_LOCK, devices)
-        await connection.execute(_INSERT, devices, each, payload_bytes)
+        await connection.execute(_INSERT, devices, each, payload_bytes, ends_at)
         await connection.execute(_COUNT, devices, each, payload_bytes)
         await connection.execute(_INTEND, devices)
 
@@ -105,7 +117,7 @@ SELECT FROM mailboxes WHERE device_id = ANY ($1::uuid[]) ORDER BY device_id FOR 
 _INSERT: Final = """
 INSERT INTO envelopes (recipient_device_id, message_id, position, accepted_at, expires_at, envelope_size,
                        protocol_version, kind, envelope_bytes)
-SELECT b.device_id, gen_random_uuid(), p.position, t.at, t.at + interval '7 days', $3, 1, 0, body.bytes
+SELECT b.device_id, gen_random_uuid(), p.position, t.at, coalesce($4, t.at + interval '7 days'), $3, 1, 0, body.bytes
   FROM generate_series(1, $2::integer) AS n(n)
  CROSS JOIN (SELECT device_id, greatest(head_position, (extract(epoch FROM mailboxd_now()) * 1000000)::bigint) AS base
                FROM mailboxes WHERE device_id = ANY ($1::uuid[])) AS b
