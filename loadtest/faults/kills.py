@@ -143,3 +143,29 @@ async def kill_anything(scene: Scene) -> None:
             await die(scene, scene.choice(sorted(PARTS)))
 
     await asyncio.gather(clients(), servers())
+
+
+@fault("senders-fall-silent", load=Load(sleepers=8), rounds=6)
+async def senders_fall_silent(scene: Scene) -> None:
+    """All senders stand still at once: what lies with sleeping devices must be pushed, since no mail comes after it."""
+    for client in scene.traffic.clients:
+        client.process.freeze()
+    try:
+        forgotten = await scene.traffic.not_woken()
+        scene.check(not forgotten, f"{forgotten} messages lay with devices that were not woken for them")
+    finally:
+        for client in scene.traffic.clients:
+            client.process.cont()
+    await scene.any_moment()
+
+
+@fault("client-clocks-ahead", load=Load(ttl_s=600, clock_offset_s=3_600))
+async def client_clocks_ahead(scene: Scene) -> None:
+    """Every second client's clock is an hour ahead, and mail lives ten minutes: nothing goes by a client's clock."""
+    await scene.any_moment()
+
+
+@fault("client-clocks-behind", load=Load(ttl_s=600, clock_offset_s=-3_600))
+async def client_clocks_behind(scene: Scene) -> None:
+    """Every second client's clock is an hour behind."""
+    await scene.any_moment()

@@ -40,6 +40,7 @@ class Options:
     given: Given = field(default_factory=Given)
     commands: Commands = field(default_factory=Commands)
     messages: int | None = None  # a fault's accepted entries, instead of its own number
+    patience: float = 1.0  # stretches the times within which clients must settle
     worlds: int = 1  # at most so many beside each other: most of a run is waiting
 
 
@@ -151,7 +152,7 @@ async def _one(one: Fault, world: World, options: Options, seed: int) -> dict[st
     """One fault under traffic, judged. Never raises but for a cancellation."""
     chance = random.Random(f"{seed} {one.name}")
     directory = world.directory / f"clients-{one.name}-{chance.randrange(10**6)}"
-    traffic = Traffic(world, directory, one.load, chance)
+    traffic = Traffic(world, directory, one.load, chance, patience=options.patience)
     scene = Scene(world, traffic, chance)
     messages = options.messages or (one.messages // SHORT_SHARE if options.short else one.messages)
     started = time.monotonic()

@@ -32,6 +32,7 @@ class Load:
     body_bytes: int = 200
     ttl_s: int | None = None
     disturbed: bool = False
+    clock_offset_s: int = 0  # of every second client's own clock
     sleepers: int = 0  # devices that are away until they are woken by a push; mail goes to them as well
 
 
@@ -120,6 +121,7 @@ class Client(ClientProcess):
             "body_bytes": load.body_bytes,
             "ttl_s": load.ttl_s,
             "disturbed": load.disturbed,
+            "clock_offset_s": load.clock_offset_s if self.number % 2 else 0,
         }
         self.run(traffic.world.commands.client, options)
 
@@ -149,7 +151,12 @@ class Sleepers(ClientProcess):
 class Traffic:
     """All clients of one fault run and what they have noted so far."""
 
-    def __init__(self, world: World, directory: Path, load: Load, chance: random.Random) -> None:
+    def __init__(
+        self, world: World, directory: Path, load: Load, chance: random.Random, *, patience: float = 1.0
+    ) -> None:
+        """`patience` stretches the times within which everything must settle."""
+        self._settle_s = SETTLE_S_MAX * patience
+        self._woken_s = WOKEN_S_MAX * patience
         self.world = world
         self.directory = directory
         self.load = load
@@ -226,7 +233,7 @@ class Traffic:
             if part.ended_by_itself:
                 raise WorldFailed(f"{part.name} ended with {part.process.returncode}:\n{part.process.last_words()}")
 
-    async def settle(self, within_s: float = SETTLE_S_MAX) -> None:
+    async def settle(self) -> None:
         """Stop sending, let everything arrive and be confirmed, and end all clients; WorldFailed when that fails.
 
         Sleeping devices come last, and only by pushes: who has mail and is not woken in its time is told as a fault.
@@ -236,23 +243,28 @@ class Traffic:
             if not client.process.is_running:
                 client.start()
             client.calm()
-        await asyncio.gather(*(client.settled(within_s) for client in self.clients))
+        await asyncio.gather(*(client.settled(self._settle_s) for client in self.clients))
         forgotten = 0
         if (sleepers := self.sleepers) is not None:
             sleepers.process.cont()
             if not sleepers.process.is_running:
                 sleepers.start()
-            forgotten = await self._until_woken(sleepers)
+            forgotten = await self.not_woken()
             sleepers.calm()
-            await sleepers.settled(within_s)
+            await sleepers.settled(self._settle_s)
         self._read()
         if forgotten:
-            raise WorldFailed(f"{forgotten} messages lay {WOKEN_S_MAX:.0f} s with devices that were not woken for them")
+            raise WorldFailed(
+                f"{forgotten} messages lay {self._woken_s:.0f} s with devices that were not woken for them"
+            )
 
-    async def _until_woken(self, sleepers: Sleepers) -> int:
-        """How many messages for sleeping devices their apps do not have, when pushes alone had their time."""
-        end = time.monotonic() + WOKEN_S_MAX
-        while (waiting := self._not_handed({device.hex() for device in sleepers.devices})) and time.monotonic() < end:
+    async def not_woken(self) -> int:
+        """How many messages for sleeping devices their apps do not have, when pushes alone had their time.
+
+        Nobody may be sending, so that whatever is forgotten stays so.
+        """
+        end = time.monotonic() + self._woken_s
+        while (waiting := self._not_handed({device.hex() for device in self.asleep})) and time.monotonic() < end:
             self.check()
             await asyncio.sleep(FLOW_POLL_S)
         return waiting
