@@ -9,6 +9,7 @@ import asyncio
 from typing import Any, Final
 
 from loadtest.accounts import renew
+from loadtest.cleanup_cost import CleanupCost, said
 from loadtest.recorder import Recorder
 from loadtest.run import Run, figures, joined, judged, merged
 from loadtest.swarm import Swarm, Traffic
@@ -41,8 +42,27 @@ async def cycle_long(run: Run) -> dict[str, Any]:
     """For `--seconds 900` and the like, with acked rows deleted after a minute: `parts` has every minute's figures.
 
     Deletion, outbox, vacuum and checkpoints take their share here; a rate that falls or a latency that grows shows.
+    What clean-up costs is measured over the whole time.
     """
-    return await closed_loop(run, run.settings.devices, echo=False, part_s=60.0, settled_kept=SETTLED_KEPT)
+    dsn, worker = run.server.postgres_dsn, run.server.pids.get("worker")
+    measured = asyncio.create_task(
+        closed_loop(run, run.settings.devices, echo=False, part_s=60.0, settled_kept=SETTLED_KEPT), name="cycle"
+    )
+    if dsn is None or worker is None:
+        return await measured
+    cost = CleanupCost(dsn, worker)
+    try:
+        await cost.start()
+        await asyncio.wait((measured,), timeout=run.settings.warmup_s + run.settings.seconds)
+        cleanup = await cost.stop()
+    finally:
+        if not measured.done():
+            await asyncio.wait((measured,))
+    result = await measured
+    rates = ", ".join(
+        f"{part['confirmed_per_s']:,.0f} (p99 {part['latency_ms']['p99']} ms)" for part in result["parts"]
+    )
+    return merged(result, {"cleanup": cleanup, "facts": {"clean-up:": said(cleanup), "each minute:": rates}})
 
 
 async def closed_loop(

@@ -53,6 +53,7 @@ async def _pgbench(dsn: str, devices: int, seconds: int) -> str:
     process = await asyncio.create_subprocess_exec(
         _program(), "--no-vacuum", "--protocol=prepared", f"--client={CLIENTS}", f"--jobs={THREADS}",
         f"--time={seconds}", f"--define=devices={devices}", f"--file={script}", dsn,
+        env=os.environ | {"PGOPTIONS": " ".join(f"-c {name}={value}" for name, value in PINNED_PLANS.items())},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     said, complained = await process.communicate()
