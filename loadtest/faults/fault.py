@@ -35,6 +35,7 @@ class Scene:
     random: random.Random
     facts: dict[str, Any] = field(default_factory=dict)  # for the report: what was hit, what was measured
     problems: list[str] = field(default_factory=list)  # promises that the fault itself found broken
+    histories: list[dict[str, Any]] = field(default_factory=list)
     mended_ns: int = 0
 
     def choice(self, among: Sequence[T]) -> T:
@@ -51,6 +52,15 @@ class Scene:
     def mended(self) -> None:
         """From here on the world is whole again; what comes after in the fault takes no part in recovering."""
         self.mended_ns = time.monotonic_ns()
+
+    def add_history(self, judged: dict[str, Any]) -> None:
+        """Count what clients of the fault's own did, as `loadtest.run.told` gives it; whatever is wrong is a breach."""
+        self.histories.append(judged["verdict"])
+        if not judged["ok"]:
+            wrong = {
+                key: judged[key] for key in ("lost", "duplicated", "out_of_order", "refusals", "disconnects", "drained")
+            }
+            self.problems.append(f"the fault's own clients: {wrong}")
 
     def check(self, holds: bool, promise: str) -> None:
         """Note a broken promise that only this fault can see."""

@@ -7,7 +7,7 @@ import importlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -25,6 +25,7 @@ from loadtest.faults.world import Commands, Given, World, WorldPlan, running_wor
 MODULES: Final = (
     "kills",
     "points",
+    "storm",
 )
 FAULT_S_MAX: Final = 420.0
 SHORT_SHARE: Final = 3  # the short selection's part of the messages: one third
@@ -204,19 +205,20 @@ def _result(
         problems.append(f"refused: {', '.join(f'{code} {findings.refusals[code]}' for code in sorted(unexpected))}")
     if not verdict["accepted_entries"]:
         problems.append("nothing was accepted")
+    counted = [verdict, *scene.histories]
     breaches = sum("quota" in problem for problem in problems)
     return {
         "name": one.name,
         "ok": bool(verdict["ok"] and not problems),
         "seed": seed,
         "about": one.about,
-        "accepted": verdict["accepted_entries"],
-        "delivered": verdict["handed_entries"],
-        "opened_once": verdict["handed_entries"] - verdict["duplicated"],
-        "lost": verdict["lost"],
-        "duplicated": verdict["duplicated"],
+        "accepted": _total(counted, "accepted_entries"),
+        "delivered": _delivered(counted),
+        "opened_once": _delivered(counted) - _total(counted, "duplicated"),
+        "lost": _total(counted, "lost"),
+        "duplicated": _total(counted, "duplicated"),
         "handed_again": {"unconfirmed after a crash": verdict["redelivered"]} if verdict["redelivered"] else {},
-        "out_of_order": verdict["out_of_order"],
+        "out_of_order": _total(counted, "out_of_order"),
         "unexpected": verdict["unexpected"] + verdict["refused_but_stored"] + verdict["corrupted"],
         "quota_breaches": breaches,
         "recovered_s": None if recovered_s is None else round(recovered_s, 2),
@@ -228,6 +230,15 @@ def _result(
         "examples": verdict["examples"],
         "verdict": {key: value for key, value in verdict.items() if key != "examples"},
     }
+
+
+def _total(verdicts: Sequence[dict[str, Any]], key: str) -> int:
+    return sum(verdict[key] for verdict in verdicts)
+
+
+def _delivered(verdicts: Sequence[dict[str, Any]]) -> int:
+    """Distinct entries in the app's hands; where a fault's own clients have no app, those that arrived."""
+    return sum(verdict["handed_entries"] or verdict["received_entries"] for verdict in verdicts)
 
 
 def _own_files() -> int:

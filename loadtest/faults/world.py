@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -89,7 +89,6 @@ class WorldPlan:
     policy: tuple[tuple[str, str], ...] = ()  # beside NO_LIMITS
     gateway_settings: tuple[tuple[str, str], ...] = (("heartbeat_s", "5"),)  # MAILBOXD_ and this, in capitals
     worker_settings: tuple[tuple[str, str], ...] = (("wake_repeat_s", "2"),)
-    gateway_environment: tuple[tuple[str, str], ...] = ()  # as it stands, for programs of other projects
     make_postgres: Callable[[Path], PostgresServer] = PostgresServer  # it creates and starts itself in `create`
     make_valkey: Callable[[Path], ValkeyServer] = ValkeyServer
     alone: bool = False  # a world for this fault only: it leaves traces
@@ -106,7 +105,8 @@ class Role:
         self.ops_port = unused_port()
         self.process = Process(self.name, world.directory / f"{self.name}.log")
         self.settings: dict[str, str] = {}  # beside the plan's, from the next start on
-        self.environment = dict(world.plan.gateway_environment) if kind is Kind.GATEWAY else {}
+        self.environment: dict[str, str] = {}  # of other programs, beside ours
+        self.tree = ROOT  # the release that it runs
 
     @property
     def url(self) -> str:
@@ -132,7 +132,7 @@ class Role:
         environment |= {f"MAILBOXD_{name.upper()}": value for name, value in settings.items()}
         if faults:
             environment["MAILBOXD_FAULTPOINTS"] = faults
-        self.process.spawn([*world.commands.mailboxd, str(self.kind)], environment, cwd=ROOT)
+        self.process.spawn([*world.commands.mailboxd, str(self.kind)], environment, cwd=self.tree)
 
     async def start(self, *, faults: str = "", within_s: float = START_S_MAX) -> None:
         """Run it and return when it says that it is ready."""
@@ -199,6 +199,7 @@ class World:
     workers: list[Role] = field(default_factory=list)
     proxies: dict[Service, list[TcpProxy]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)  # what faults of this world made and use again
 
     @property
     def roles(self) -> list[Role]:
@@ -259,13 +260,13 @@ class World:
         dsn = self.given.postgres_dsn or self.owned_postgres.admin_dsn
         return await asyncpg.connect(dsn, timeout=5.0, server_settings={"application_name": "fault kit"})
 
-    async def mailboxd(self, *arguments: str) -> str:
-        """Run a command of mailboxd against this world, by no proxy; its output, or WorldFailed."""
+    async def mailboxd(self, *arguments: str, tree: Path = ROOT) -> str:
+        """Run a command of mailboxd (of this release) against this world, by no proxy; its output, or WorldFailed."""
         direct = {
             "MAILBOXD_POSTGRES_DSN": self.given.postgres_dsn or self.owned_postgres.dsn,
             "MAILBOXD_REDIS_URL": self.given.redis_url or self.owned_valkey.url,
         }
-        return await run([sys.executable, "-m", "mailboxd", *arguments], self.environment | direct, cwd=ROOT)
+        return await run([sys.executable, "-m", "mailboxd", *arguments], self.environment | direct, cwd=tree)
 
     async def ready(self, within_s: float = START_S_MAX) -> None:
         """Return when every gateway and worker says so; WorldFailed names who does not."""
