@@ -109,7 +109,6 @@ class WakeLink:
             try:
                 connection = await self._places.connect(self.place)
                 await self._subscribe_all(connection)
-                self._connection = connection
                 pause, down = RECONNECT_FIRST_S, False
                 await self._hear(connection)
             except REDIS_TROUBLE as error:
@@ -141,6 +140,9 @@ class WakeLink:
                 await connection.send_command(command, *part[first : first + SUBSCRIBE_MAX])
 
     async def _hear(self, connection: Any) -> None:
+        if self._stopping:
+            return  # and the cancellation that belongs to it was swallowed by what was being sent
+        self._connection = connection
         asking = asyncio.create_task(self._ask(connection), name="wake-subscribe")
         hearing = asyncio.create_task(self._listen(connection), name="wake-listen")
         try:

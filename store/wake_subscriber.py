@@ -23,7 +23,8 @@ from store.wake_link import RECONNECT_FIRST_S, RECONNECT_MAX_S, Heard, LinkEvent
 
 LOOK_S: Final = 5.0
 STUCK_S: Final = 60.0  # a link that shows no life for so long holds back this loop's own sign of it
-STOP_S: Final = 1.0
+STOP_S: Final = 0.5
+CANCELS_MAX: Final = 4
 
 log = structlog.get_logger(__name__)
 
@@ -159,15 +160,18 @@ class WakeSubscriber:
         return self._links[place][0]
 
     async def _end(self, places: Collection[str]) -> None:
-        tasks = []
+        tasks: set[asyncio.Task[None]] = set()
         for place in places:
             link, task = self._links.pop(place)
             self._retired += link.restarts
             link.stop()
-            task.cancel()
-            tasks.append(task)
-        if tasks:
-            await asyncio.wait(tasks, timeout=STOP_S)
+            tasks.add(task)
+        for _ in range(CANCELS_MAX):  # one that meets the result of a write is swallowed below
+            if not tasks:
+                return
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=STOP_S)
 
     def _trouble(self) -> None:
         self._anew = True
