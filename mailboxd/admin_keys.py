@@ -142,7 +142,11 @@ async def _still_needed(session: AdminSession, ring: Ring, key_id: str) -> str |
             return "still guards idempotency records; wait until they have expired" if needed else None
         case Purpose.PUSH_TOKEN:
             needed = await push_token_key_in_use(session.postgres, int(key_id))
-            return "still seals push routes; a running worker seals them anew within minutes of its restart" if needed else None
+            return (
+                "still seals push routes; a running worker seals them anew within minutes of its restart"
+                if needed
+                else None
+            )
         case Purpose.CURSOR:
             return _until(key, CURSOR_MAX_AGE_S, "cursors that it sealed")
         case Purpose.TOKEN:
