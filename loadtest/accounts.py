@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,9 +31,9 @@ class Account:
     token: str
 
 
-async def register(base_url: str, count: int) -> list[Account]:
+async def register(base_url: str, count: int, *, tls: ssl.SSLContext | None = None) -> list[Account]:
     """Register `count` identities with one device each and get their tokens; else RegistrationFailed."""
-    connector = aiohttp.TCPConnector(limit=CONCURRENCY)
+    connector = aiohttp.TCPConnector(limit=CONCURRENCY, ssl=tls or True)
     gate = asyncio.Semaphore(CONCURRENCY)
     async with aiohttp.ClientSession(base_url, connector=connector) as http:
         instance = await _instance(http)

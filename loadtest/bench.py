@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from loadtest import goals, machine
 from loadtest.conditions import Watch, generator_warning
@@ -43,6 +43,7 @@ SCENARIOS: Final = {
         Planned("backlog-one", backlog_one),
         Planned("backlog-many", backlog_many),
         Planned("idle", idle, settings=Settings(devices=10_000)),
+        Planned("idle-tls", idle, tls=True, settings=Settings(devices=2_000)),
         Planned("storm", storm, settings=Settings(devices=10_000)),
         Planned("http-only", http_only),
         Planned("db-ceiling", db_ceiling),
@@ -66,8 +67,8 @@ async def bench(names: Sequence[str], chosen: Mapping[str, Any], url: str | None
     planned = [SCENARIOS[name] for name in names]
     report: dict[str, Any] = {"machine": machine.machine(), "versions": machine.packages(), "settings": {}}
     results: list[dict[str, Any]] = []
-    for (gateways, policy, environment), group in groupby(planned, key=_server_of):
-        async with _server(url, gateways, policy, environment) as server:
+    for wanted, group in groupby(planned, key=_server_of):
+        async with _server(url, wanted) as server:
             await _describe(report, server, chosen)
             run = Run(server)
             for one in group:
@@ -103,20 +104,29 @@ def ratios(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-_Pairs = tuple[tuple[str, str], ...]
+class _Wanted(NamedTuple):
+    """What a scenario needs of its server: neighbours that need the same share one."""
+
+    gateways: int
+    policy: tuple[tuple[str, str], ...]
+    environment: tuple[tuple[str, str], ...]
+    tls: bool
 
 
-def _server_of(one: Planned) -> tuple[int, _Pairs, _Pairs]:
-    return one.gateways, one.policy, one.environment
+def _server_of(one: Planned) -> _Wanted:
+    return _Wanted(one.gateways, one.policy, one.environment, one.tls)
 
 
 @asynccontextmanager
-async def _server(url: str | None, gateways: int, policy: _Pairs, environment: _Pairs) -> AsyncIterator[Server]:
+async def _server(url: str | None, wanted: _Wanted) -> AsyncIterator[Server]:
     if url is not None:
         yield Server(urls=(url,))
     else:
         async with fresh_server(
-            gateways=gateways, policy={**UNLIMITED, **dict(policy)}, settings=dict(environment)
+            gateways=wanted.gateways,
+            policy={**UNLIMITED, **dict(wanted.policy)},
+            settings=dict(wanted.environment),
+            tls=wanted.tls,
         ) as server:
             yield server
 

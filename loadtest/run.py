@@ -38,7 +38,7 @@ class Run:
         """The first `count` devices, registering what is missing."""
         missing = count - len(self._accounts)
         if missing > 0:
-            self._accounts.extend(await register(self.server.urls[0], missing))
+            self._accounts.extend(await register(self.server.urls[0], missing, tls=self.server.tls))
         return self._accounts[:count]
 
     def forget_accounts(self) -> None:
@@ -63,6 +63,7 @@ class Planned:
     policy: tuple[tuple[str, str], ...] = ()  # beside the raised limits
     environment: tuple[tuple[str, str], ...] = ()  # settings of its processes
     settings: Settings = field(default_factory=Settings)
+    tls: bool = False
 
 
 def figures(window: Window, seconds: float) -> dict[str, Any]:

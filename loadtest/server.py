@@ -8,13 +8,16 @@ import os
 import secrets
 import shutil
 import signal
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, cast
+
+from loadtest import certificate
 
 START_S_MAX: Final = 90.0
 STOP_S_MAX: Final = 30.0
@@ -45,13 +48,14 @@ class Server:
     postgres_dsn: str | None = None
     data_dir: Path | None = None
     policy: Mapping[str, str] = field(default_factory=dict)
+    tls: ssl.SSLContext | None = None  # how to speak to it where the urls are https
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
         """Host and port of each gateway."""
         found = []
         for url in self.urls:
-            host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+            host, _, port = url.partition("://")[2].rstrip("/").rpartition(":")
             found.append((host, int(port)))
         return found
 
@@ -63,25 +67,32 @@ async def fresh_server(
     policy: Mapping[str, str] = UNLIMITED,
     settings: Mapping[str, str] | None = None,
     postgres_settings: Mapping[str, str] | None = None,
+    tls: bool = False,
 ) -> AsyncIterator[Server]:
     """Run a server with this policy in a temporary data directory; stopped and removed on leaving, however that is.
 
     `settings` are environment variables of its processes. `postgres_settings` are for this run alone, such as a library
-    to preload: the cluster is made first, then they are written into its postgresql.conf.
+    to preload: the cluster is made first, then they are written into its postgresql.conf. `tls`: with a certificate of
+    its own for the run.
     """
     # Not made here: embedded PostgreSQL runs under another user where we are root, and must be able to reach it.
     data_dir = Path(tempfile.gettempdir()) / f"mailboxd-bench-{secrets.token_hex(4)}"
     environment = {**os.environ, **(settings or {})}
+    context: ssl.SSLContext | None = None
     try:
+        if tls:
+            files, context = certificate.self_signed(data_dir.with_name(f"{data_dir.name}-tls"))
+            environment |= {"MAILBOXD_TLS_CERTIFICATE": str(files[0]), "MAILBOXD_TLS_KEY": str(files[1])}
         if postgres_settings:
             async with _running(data_dir, gateways, {}, environment):
                 pass
             with (data_dir / "postgres" / "postgresql.conf").open("a") as conf:
                 conf.writelines(f"{name} = '{value}'\n" for name, value in postgres_settings.items())
         async with _running(data_dir, gateways, policy, environment) as server:
-            yield server
+            yield replace(server, tls=context)
     finally:
         shutil.rmtree(data_dir, ignore_errors=True)
+        shutil.rmtree(data_dir.with_name(f"{data_dir.name}-tls"), ignore_errors=True)
 
 
 @asynccontextmanager

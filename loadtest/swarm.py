@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -180,8 +181,10 @@ class Swarm:
         recorder: Recorder,
         *,
         seed: int = 1,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.accounts = accounts
+        self._tls = tls
         self.traffic = traffic
         self.recorder = recorder
         self.devices: list[Device] = []
@@ -223,7 +226,7 @@ class Swarm:
         # From several addresses: one has 28,000 ports towards a server, and the server counts connections per address.
         local = (f"127.0.0.{2 + index % CLIENT_ADDRESSES}", 0) if host == "127.0.0.1" else None
         _, device = await loop.create_connection(
-            lambda: Device(self, index, f"{host}:{port}"), host, port, local_addr=local
+            lambda: Device(self, index, f"{host}:{port}"), host, port, local_addr=local, ssl=self._tls
         )
         return device
 

@@ -20,12 +20,12 @@ async def idle(run: Run) -> dict[str, Any]:
     count = run.settings.devices
     allow_descriptors(count)
     recorder = Recorder()
-    traffic = Traffic(payload_bytes=0, senders=(), recipients=(0,))
+    traffic = Traffic(payload_bytes=run.settings.payload_bytes, senders=(), recipients=(0,))
     meter = run.meter()
     gateway = "gateway" if "gateway" in run.server.pids else None
     # Before the devices are registered: what that leaves free in the process would hide a part of the connections.
     before = meter.resident_bytes(gateway) if gateway else 0
-    swarm = Swarm(await run.accounts(count), run.server.endpoints, traffic, recorder)
+    swarm = Swarm(await run.accounts(count), run.server.endpoints, traffic, recorder, tls=run.server.tls)
     try:
         await swarm.connect()
         await asyncio.sleep(2.0)
