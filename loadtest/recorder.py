@@ -70,13 +70,17 @@ class _Record:
         "key",
         "last",
         "mixed",
+        "note",
         "order",
         "possible",
         "push",
         "walk",
     )  # fmt: skip
 
-    def __init__(self, device: bytes, key: bytes, content: bytes | None, order: object, ordinal: int) -> None:
+    def __init__(
+        self, device: bytes, key: bytes, content: bytes | None, order: object, ordinal: int, note: Any = None
+    ) -> None:
+        self.note = note
         self.device = device
         self.key = key
         self.content = content  # None: an echo, which has no body
@@ -161,13 +165,20 @@ class Recorder:
     # -- the sender's side
 
     def offered(
-        self, sender: bytes, order: object, envelopes: Sequence[OfferedEnvelope], *, echo_cmid: bytes | None = None
+        self,
+        sender: bytes,
+        order: object,
+        envelopes: Sequence[OfferedEnvelope],
+        *,
+        echo_cmid: bytes | None = None,
+        note: Any = None,
     ) -> Attempt:
         """Note a SEND in the moment it is handed to a connection, before any answer can come.
 
         `order` names the session whose SENDs to one mailbox keep their order (any hashable; a simulation that expects
         order across reconnects names the device instead). `echo_cmid` is the SEND's cmid when it asked for an echo.
-        A repeat is offered again, with the same envelopes or the rest of them.
+        A repeat is offered again, with the same envelopes or the rest of them. `note` comes back when an envelope
+        arrives.
         """
         self.offered_sends += 1
         ordinal = self.offered_sends
@@ -177,7 +188,7 @@ class Recorder:
             key = to + mid
             record = live.get(key)
             if record is None:
-                record = live[key] = self._start(to, key, content, order, ordinal)
+                record = live[key] = self._start(to, key, content, order, ordinal, note)
             else:
                 self._again(record, content, order, ordinal)
             records.append(record)
@@ -191,8 +202,8 @@ class Recorder:
                 self._again(echo, None, order, ordinal)
         return Attempt(tuple(records), echo)
 
-    def accepted(self, attempt: Attempt, results: Sequence[tuple[bytes, int, int]]) -> None:
-        """Note a SEND_ACK: one result per envelope, in the order sent, and on a repeat the first acceptance again."""
+    def accepted(self, attempt: Attempt, results: Sequence[tuple[Any, ...]]) -> None:
+        """Note a SEND_ACK: one `Acceptance` per envelope, in the order sent, and on a repeat the first again."""
         self.accepted_sends += 1
         records = attempt.records
         if len(results) != len(records):
@@ -227,15 +238,19 @@ class Recorder:
         self._tick += 1
         return Stream(device, kind, self._tick)
 
-    def received(self, stream: Stream, mid: bytes, content: bytes | None, echo_cmid: bytes | None = None) -> None:
-        """Note one entry that arrived. For an echo give its cmid; its `content` is None."""
+    def received(self, stream: Stream, mid: bytes, content: bytes | None, echo_cmid: bytes | None = None) -> Any:
+        """Note one entry that arrived. For an echo give its cmid; its `content` is None.
+
+        Gives the note with which it was offered, the first time that it arrives; else None.
+        """
         device = stream.device
         stream.count += 1
         key = device + (mid if echo_cmid is None else echo_cmid)
         record = self._live.get(key)
         if record is None:
             self._received_unknown(stream, key)
-            return
+            return None
+        note, record.note = record.note, None
         if record.content != content:
             self._fault(Fault.CORRUPTED, record, "other bytes than were sent")
         if record.first_stream is None:
@@ -259,6 +274,7 @@ class Recorder:
                 self._fault(Fault.OUT_OF_ORDER, record, "behind a later SEND of the same session")
             elif record.first > highest:
                 stream.highest[record.order] = record.first
+        return note
 
     def handed_over(self, device: bytes, mid: bytes, content: bytes | None) -> None:
         """Note that the app was given an entry. Again before `confirmed` is legal (a crash), after it is not."""
@@ -366,8 +382,10 @@ class Recorder:
                 elif record.first_stream is None:
                     yield record
 
-    def _start(self, device: bytes, key: bytes, content: bytes | None, order: object, ordinal: int) -> _Record:
-        record = _Record(device, key, content, order, ordinal)
+    def _start(
+        self, device: bytes, key: bytes, content: bytes | None, order: object, ordinal: int, note: Any = None
+    ) -> _Record:
+        record = _Record(device, key, content, order, ordinal, note)
         if self._settled_kept is not None:
             tick = self._settled.get(key) or self._settled_old.get(key)
             if tick:  # a repeat of something long done: it is not expected again

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from loadtest.accounts import Account
 from loadtest.latency import Latencies
-from loadtest.lean_socket import LeanSocket, SendTemplate, ack, hello, message
+from loadtest.lean_socket import Layout, LeanSocket, SendTemplate, ack, hello, message
 from loadtest.recorder import Attempt, OfferedEnvelope, Recorder, Stream
 from protocol.frames import FrameType
 from protocol.limits import ACK_MAX
@@ -89,11 +89,23 @@ class Device(LeanSocket):
         traffic = self._swarm.traffic
         return hello(self._token, window_entries=traffic.window_entries, window_bytes=traffic.window_bytes)
 
+    def message(self, message: bytes) -> None:
+        """The two frames that come by the hundred thousand are read without unpacking; all others as they are."""
+        swarm, size = self._swarm, len(message)
+        if size == swarm.batch_of_one.size and self.ready.done():
+            if (batch := swarm.batch_of_one.read(message)) is not None:
+                self._entry(batch[0], batch[1])
+                return
+        elif size == swarm.send_ack_of_one.size and (answer := swarm.send_ack_of_one.read(message)) is not None:
+            self._confirmed(answer[0], (answer[1:],))
+            return
+        super().message(message)
+
     def frame(self, kind: int, body: dict[str, Any]) -> None:
         if kind == _MAILBOX_BATCH:
             self._batch(body)
         elif kind == _SEND_ACK:
-            self._confirmed(body)
+            self._confirmed(body["cmid"], [(r["mid"], r["accepted_at"], r["expires_at"]) for r in body["results"]])
         elif kind == _ACK_RESULT:
             mids = self.acks_open.pop(body["ref"])
             self._swarm.recorder.acked(self.id, mids)
@@ -128,35 +140,33 @@ class Device(LeanSocket):
         self._swarm.device_lost(self, reason)
 
     def _batch(self, body: dict[str, Any]) -> None:
-        swarm = self._swarm
-        entries = body["entries"]
-        if entries:
-            now = perf_counter()
-            received, stream, window, sent_at = swarm.recorder.received, self._stream, swarm.window, swarm.sent_at
-            for entry in entries:
-                mid = entry["mid"]
-                self._to_ack.append(mid)
-                if entry.get("echo"):
-                    received(stream, mid, None, entry["cmid"])
-                    window.echoes += 1
-                    continue
-                received(stream, mid, entry["body"])
-                sent = sent_at.pop(mid, None)
-                if sent is not None:
-                    window.delivered += 1
-                    window.delivery.add(now - sent)
+        for entry in body["entries"]:
+            if entry.get("echo"):
+                self._to_ack.append(entry["mid"])
+                self._swarm.recorder.received(self._stream, entry["mid"], None, entry["cmid"])
+                self._swarm.window.echoes += 1
+            else:
+                self._entry(entry["mid"], entry["body"])
         if body["caught_up"] and not self.ready.done():
             self.ready.set_result(None)
 
-    def _confirmed(self, body: dict[str, Any]) -> None:
+    def _entry(self, mid: bytes, body: bytes) -> None:
         swarm = self._swarm
-        attempt, sent = self.in_flight.pop(body["cmid"])
-        results = body["results"]
-        swarm.recorder.accepted(attempt, [(r["mid"], r["accepted_at"], r["expires_at"]) for r in results])
-        swarm.window.confirmed += len(results)
-        swarm.window.send_ack.add(perf_counter() - sent)
+        self._to_ack.append(mid)
+        sent = swarm.recorder.received(self._stream, mid, body)
+        if sent is not None:
+            swarm.window.delivered += 1
+            swarm.window.delivery.add(perf_counter() - sent)
+
+    def _confirmed(self, cmid: bytes, results: Sequence[tuple[Any, ...]]) -> None:
+        swarm, window = self._swarm, self._swarm.window
+        attempt, sent = self.in_flight.pop(cmid)
+        swarm.recorder.accepted(attempt, results)
+        window.confirmed += len(results)
+        now = perf_counter()
+        window.send_ack.add(now - sent)
         if self.sends_by_itself:
-            self.out.append(swarm.next_send(self))
+            self.out.append(swarm.next_send(self, now))
 
     def _refused(self, body: dict[str, Any]) -> None:
         swarm = self._swarm
@@ -190,7 +200,8 @@ class Swarm:
         self.devices: list[Device] = []
         self.refusals: Counter[str] = Counter()
         self.disconnects: Counter[str] = Counter()
-        self.sent_at: dict[bytes, float] = {}
+        self.send_ack_of_one = send_ack_of_one()
+        self.batch_of_one = batch_of_one(traffic.payload_bytes)
         self.window = Window(perf_counter())
         self.welcomes = Latencies()  # from the admitted upgrade to WELCOME
         self.on_lost: Callable[[Device], None] | None = None  # who looks after lost connections instead of failing
@@ -293,10 +304,13 @@ class Swarm:
         body = self._bodies[int(drawn * 1_000_003) % BODY_POOL]
         now = perf_counter() if due is None else due
         attempt = self.recorder.offered(
-            device.id, device, (OfferedEnvelope(to, mid, body),), echo_cmid=cmid if self.traffic.echo else None
+            device.id,
+            device,
+            (OfferedEnvelope(to, mid, body),),
+            echo_cmid=cmid if self.traffic.echo else None,
+            note=now,
         )
         device.in_flight[cmid] = (attempt, now)
-        self.sent_at[mid] = now
         return self._template.message(cmid, to, mid, body)
 
     def send_many(self, device: Device, to: Sequence[bytes], *, timed: bool = True) -> None:
@@ -306,11 +320,9 @@ class Swarm:
         """
         cmid = self._id()
         envelopes = [OfferedEnvelope(recipient, self._id(), self._random.choice(self._bodies)) for recipient in to]
-        attempt = self.recorder.offered(device.id, device, envelopes)
         now = perf_counter()
+        attempt = self.recorder.offered(device.id, device, envelopes, note=now if timed else None)
         device.in_flight[cmid] = (attempt, now)
-        if timed:
-            self.sent_at.update((envelope.mid, now) for envelope in envelopes)
         wire = [{"to": e.to, "mid": e.mid, "pv": 1, "body": e.content} for e in envelopes]
         device.out.append(message([FrameType.SEND, {"cmid": cmid, "echo": False, "envelopes": wire}]))
         device.flush()
@@ -334,3 +346,22 @@ class Swarm:
             block = os.urandom(16 * 4_096)
             self._ids = [block[at : at + 16] for at in range(0, len(block), 16)]
         return self._ids.pop()
+
+
+_MID, _CMID = bytes(range(1, 17)), bytes(range(17, 33))
+_ACCEPTED_AT, _EXPIRES_AT = 0x0102030405060708, 0x1112131415161718  # as long as every instant since 1970
+
+
+def send_ack_of_one() -> Layout:
+    """The SEND_ACK of a SEND of one envelope: its cmid, and the result's mid, accepted_at and expires_at."""
+    result = {"mid": _MID, "accepted_at": _ACCEPTED_AT, "expires_at": _EXPIRES_AT}
+    answer = {"cmid": _CMID, "duplicate": False, "results": [result]}
+    return Layout([_SEND_ACK, answer], _CMID, _MID, _ACCEPTED_AT, _EXPIRES_AT)
+
+
+def batch_of_one(body_bytes: int) -> Layout:
+    """A pushed MAILBOX_BATCH of one entry, the mailbox's last: mid, body, accepted_at, expires_at, cursor."""
+    body, cursor = b"\xfe" * body_bytes, "/" * 76
+    entry = {"mid": _MID, "pv": 1, "body": body, "accepted_at": _ACCEPTED_AT, "expires_at": _EXPIRES_AT}
+    batch = {"ref": None, "entries": [entry], "cursor": cursor, "more": False, "caught_up": True}
+    return Layout([_MAILBOX_BATCH, batch], _MID, body, _ACCEPTED_AT, _EXPIRES_AT, cursor.encode())
