@@ -14,7 +14,7 @@ from rich.console import Console
 
 from loadtest import profile
 from loadtest.accounts import RegistrationFailed
-from loadtest.bench import SCENARIOS, bench
+from loadtest.bench import FIGURES, SCENARIOS, bench
 from loadtest.conditions import busy_before
 from loadtest.faults import command as faults
 from loadtest.profile import ProfileFailed
@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     benching.add_argument(
         "--scenario", action="append", choices=list(SCENARIOS), help="may come several times; default: cycle"
     )
+    benching.add_argument("--figures", action="store_true", help="the scenarios of docs/performance.md, ten minutes")
     own = "default: the scenario's own"
     benching.add_argument("--devices", type=_positive, help=own)
     benching.add_argument(
@@ -88,8 +89,9 @@ def _bench(options: argparse.Namespace) -> int:
     if options.quiet_only and (reason := busy_before()):
         print(f"loadtest: the machine is busy: {reason}", file=sys.stderr)
         return 1
+    names = [*(FIGURES if options.figures else ()), *(options.scenario or ())] or ["cycle"]
     gc.disable()  # the history is millions of objects without cycles: walking them would only steal the server's cores
-    report = uvloop.run(bench(options.scenario or ["cycle"], chosen, options.url))
+    report = uvloop.run(bench(names, chosen, options.url))
     if options.json:
         print(json.dumps(report, separators=(",", ":")))
     elif options.markdown:

@@ -57,6 +57,14 @@ SCENARIOS: Final = {
     )
 }
 
+# The table of docs/performance.md in one run of less than ten minutes. `cycle` twice, for what two runs differ by;
+# `idle` behind another kind of server, so that its gateway is a fresh one.
+FIGURES: Final = (
+    "cycle", "cycle-echo", "light-2", "light-10", "db-ceiling", "pgbench-single", "cycle",
+    "fan-out-64", "fan-out-64-16k", "fan-out-32-64k", "backlog-one", "backlog-many", "http-only",
+    "paced-500", "paced-1000", "two-gateways", "idle", "storm",
+)  # fmt: skip
+
 
 async def bench(names: Sequence[str], chosen: Mapping[str, Any], url: str | None = None) -> dict[str, Any]:
     """Run the scenarios in the order given, one fresh server for neighbours that need the same.

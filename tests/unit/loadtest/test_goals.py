@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.goals import judge
+from loadtest.bench import FIGURES, SCENARIOS
+from loadtest.goals import BOUNDS, judge
 
 
 def cycle(**figures: Any) -> dict[str, Any]:
@@ -25,7 +26,8 @@ def test_past_it_it_is_not_met() -> None:
 
 @pytest.mark.parametrize(("ratio", "defect", "goal"), [(1.19, False, False), (1.2, True, False), (2.0, True, True)])
 def test_the_ratio_over_single_submits_has_a_defect_line_and_a_goal(ratio: float, defect: bool, goal: bool) -> None:
-    judged = [one for one in judge([cycle()], {"cycle / pgbench-single": ratio}) if "submits" in one["what"]]
+    twice = judge([cycle(), cycle()], {"cycle / pgbench-single": ratio})  # the ratio is the run's, and told once
+    judged = [one for one in twice if "submits" in one["what"]]
     assert [(one["must"], one["met"]) for one in judged] == [(True, defect), (False, goal)]
 
 
@@ -48,3 +50,8 @@ def test_paced_messages_must_come_in_time_all_of_them_and_no_later_at_the_end(
 
 def test_what_was_not_measured_is_not_judged() -> None:
     assert judge([{"name": "idle"}, {"name": "storm", "welcome_ms": {"p99": None}}], {}) == []
+
+
+def test_every_bound_and_every_figure_belongs_to_a_scenario() -> None:
+    assert {bound.scenario for bound in BOUNDS} <= set(SCENARIOS)
+    assert set(FIGURES) <= set(SCENARIOS)
