@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,17 +73,23 @@ def set_policy(
 
 @admin_app.command("status")
 def status(data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False) -> None:
-    """Count identities, devices, waiting envelopes, wake intents and push routes."""
-    from mailboxd.admin_session import run_admin
+    """Count devices, waiting envelopes, wake intents and push routes, and how far behind queue and clean-up are."""
+    from mailboxd.admin_session import AdminSession, run_admin
     from store.status import read_status
+    from store.work_status import read_work
 
-    shown = run_admin(data_dir, config_file, lambda session: read_status(session.postgres))
-    flat = {
-        f"{name} {part}" if part else name: value
+    async def read(session: AdminSession) -> dict[str, Any]:
+        policy = await session.policy()
+        status = await read_status(session.postgres)
+        return {**status, **await read_work(session.postgres, session.config.redis_url, policy)}
+
+    shown = run_admin(data_dir, config_file, read)
+    # A group is one line: all of it is on one screen.
+    lines = {
+        name: ", ".join(f"{part} {value}" for part, value in given.items()) if isinstance(given, dict) else given
         for name, given in shown.items()
-        for part, value in (given.items() if isinstance(given, dict) else [("", given)])
     }
-    print_result(shown, as_json=as_json, lines=pairs(flat))
+    print_result(shown, as_json=as_json, lines=pairs(lines))
 
 
 @admin_app.command("after-restore")

@@ -45,13 +45,18 @@ class QueueDepth(NamedTuple):
     handed_out: int
 
 
+def stream_name(instance_tag: str) -> bytes:
+    """The stream of one instance."""
+    return f"mb:{{{instance_tag}}}:jobs".encode("ascii")
+
+
 class JobQueue:
     """One consumer's view. Every method raises QueueUnreachable; a cancelled caller never cancels a command."""
 
     def __init__(self, redis: Any, instance_tag: str, *, consumer: bytes) -> None:
         """`consumer`: a name that no other process has now or had with messages still pending."""
         self._redis = redis
-        self._stream = f"mb:{{{instance_tag}}}:jobs".encode("ascii")
+        self._stream = stream_name(instance_tag)
         self._consumer = consumer
         self._reclaim_from: Any = b"0-0"
 

@@ -19,3 +19,19 @@ SELECT state, count(*) AS events FROM outbox_events GROUP BY state;
 
 -- name: count_push_routes
 SELECT provider, status, count(*) AS routes FROM push_routes GROUP BY provider, status ORDER BY provider, status;
+
+-- name: count_tries
+-- Of open intents: how often the hardest one was tried, and how many were pushed and wait for their device.
+SELECT coalesce(max(attempts), 0)::integer AS attempts_max, coalesce(max(troubles), 0)::integer AS troubles_max,
+       count(*) FILTER (WHERE pushes_accepted > 0) AS pushed_unanswered
+  FROM outbox_events WHERE state IN ('pending', 'published', 'retry_wait');
+
+-- name: count_ended
+SELECT coalesce(reason, 'unknown') AS reason, count(*) AS events FROM outbox_events
+ WHERE state = 'completed' GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 12;
+
+-- name: count_trouble
+-- What providers said where a push did not go out, and why dead letters died.
+SELECT coalesce(reason, 'unknown') AS reason, count(*) AS events FROM outbox_events
+ WHERE state = 'dead_letter' OR (state IN ('pending', 'published', 'retry_wait') AND troubles > 0)
+ GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 12;

@@ -66,6 +66,9 @@ def test_a_fresh_directory_serves_stops_without_a_trace_and_serves_again(data_di
 
         status = run("admin", "status", "--json", "--data-dir", str(data_dir))
         assert status.json["instance_id"] == first["instance_id"]
+        assert set(status.json["queue"]) == {"waiting", "handed_out"}
+        assert set(status.json) >= {"outbox", "outbox_due", "outbox_tries", "wakes_in_trouble", "cleanup_overdue_s"}
+        assert len(run("admin", "status", "--data-dir", str(data_dir)).out.splitlines()) < 25  # one screen
         closed = run("admin", "policy", "set", "registration=closed", "--data-dir", str(data_dir))
         assert closed.code == 0
         until(lambda: up.get("/v1/instance")["registration"] == "closed", within_s=5, what="policy in effect")
