@@ -168,6 +168,7 @@ class JobLoop:
         job = await self._outbox.begin(delivery.event_id, lease=self._lease)
         if job is None:
             return "stale"
+        self._metrics.job_attempts.labels(job.task_type, "first" if job.attempts == 1 else "again").inc()
         if job.attempts > self._retry.attempts_max:
             return await self._bury(delivery, "begun too often without an end")
         await faultpoints.reach("job.before_handler")

@@ -27,6 +27,9 @@ class WorkerMetrics:
         self.queue_handed_out = gauge("queue_pending_messages", "Messages handed out and not yet settled.")
         self.queue_lost = counter("queue_lost", "Times that the stream or its group was gone.")
         self.jobs = counter("jobs", "Jobs by how they ended.", ["task", "outcome"])
+        self.job_attempts = counter(
+            "job_attempts", "Jobs begun: a first time, or again after a failure.", ["task", "kind"]
+        )
         self.jobs_in_hand = gauge("jobs_in_hand", "Jobs that run now.")
         self.dead_letters = counter("dead_letters", "Events put away as poison.", ["task"])
         # Push.
