@@ -254,6 +254,12 @@ def listen(
     into: Annotated[
         Path | None, typer.Option("--into", metavar="DIR", help="Write each file there, instead of to standard output.")
     ] = None,
+    kept_bytes_max: Annotated[
+        int, typer.Option("--kept-bytes-max", min=65_536, help="How much may be kept of files that are not whole yet.")
+    ] = 4 * 1024**3,
+    drop_incomplete: Annotated[
+        bool, typer.Option("--drop-incomplete", help="Drop what is kept of files that are not whole, then go on.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Receive a file that `mailboxd send` sent here and write it to standard output.
@@ -276,7 +282,17 @@ def listen(
         print_result({"address": str(address)}, as_json=as_json, lines=[str(address)])
         return
     complain([f"listening as {address}"])
-    asyncio.run(receive(server, directory, account, into=into, follow=follow))
+    asyncio.run(
+        receive(
+            server,
+            directory,
+            account,
+            into=into,
+            follow=follow,
+            kept_bytes_max=kept_bytes_max,
+            drop_incomplete=drop_incomplete,
+        )
+    )
 
 
 @app.command()

@@ -9,23 +9,37 @@ from typing import Final
 
 from mailboxd.transfer import Part
 
+KEPT_BYTES_MAX: Final = 4 * 1024**3
+
 _PART: Final = struct.Struct(">IIQI")  # number, total, place in the data file, length
+
+
+class InboxFull(Exception):
+    """No room for another part. Nothing of it was kept; it stays on the server."""
 
 
 class Inbox:
     """Transfers in one directory, each in two files: the parts' data as they came, and an index of them.
 
     Data is written and synced before its index entry, so after a crash every indexed part is whole; what came twice is
-    kept once.
+    kept once. At most `bytes_max` are kept: anybody who knows the address can send parts without end.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, bytes_max: int = KEPT_BYTES_MAX) -> None:
         self._directory = directory
+        self._bytes_max = bytes_max
         self._indexes: dict[bytes, dict[int, tuple[int, int, int]]] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._bytes = sum(path.stat().st_size for path in directory.glob("*.data"))
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._bytes
 
     def keep(self, parts: list[Part]) -> None:
-        """Return once all are durable."""
+        """Return once all are durable. Raises InboxFull, OSError."""
+        if self._bytes + sum(len(part.data) for part in parts) > self._bytes_max:
+            raise InboxFull
         by_transfer: dict[bytes, list[Part]] = {}
         for part in parts:
             by_transfer.setdefault(part.transfer, []).append(part)
@@ -50,8 +64,18 @@ class Inbox:
                     rest = rest[os.write(output, rest) :]
         return size
 
+    def drop_incomplete(self) -> int:
+        """Forget the transfers of which a part is missing; returns how many there were."""
+        whole = set(self.complete())
+        broken = {bytes.fromhex(path.stem) for path in self._directory.glob("*.data")} - whole
+        for transfer in broken:
+            self.forget(transfer)
+        return len(broken)
+
     def forget(self, transfer: bytes) -> None:
         self._indexes.pop(transfer, None)
+        if (data := self._data(transfer)).exists():
+            self._bytes -= data.stat().st_size
         self._index_file(transfer).unlink(missing_ok=True)
         self._data(transfer).unlink(missing_ok=True)
 
@@ -64,6 +88,7 @@ class Inbox:
                     known[part.number] = (part.total, data.tell(), len(part.data))
                     entries += _PART.pack(part.number, *known[part.number])
                     data.write(part.data)
+                    self._bytes += len(part.data)
             data.flush()
             os.fsync(data.fileno())
         with self._index_file(transfer).open("ab") as index:

@@ -100,6 +100,54 @@ def test_a_listener_that_follows_gets_the_files_of_several_senders(up: Up, tmp_p
     assert sorted(file.read_bytes() for file in into.iterdir()) == sorted(contents)
 
 
+def test_a_wait_for_a_rate_limit_is_shown_and_the_file_arrives_whole(up: Up, tmp_path: Path) -> None:
+    limits = ("submit_rate_per_device=8", "submit_burst_per_device=64", "submit_rate_per_pair=0")
+    before = run("admin", "policy", "show", "--json", *here(up)).json
+    assert run("admin", "policy", "set", *limits, *here(up)).code == 0
+    try:
+        until(
+            lambda: run("admin", "policy", "show", "--json", *here(up)).json["submit_burst_per_device"] == 64,
+            what="the policy is set",
+        )
+        content = secrets.token_bytes(6_500_000)  # 100 envelopes, and more than a burst allows at once
+        (tmp_path / "file").write_bytes(content)
+        to = address_of(up, tmp_path / "listener")
+        sent = send(up, to, tmp_path / "sender", str(tmp_path / "file"))
+        assert sent.code == 0
+        assert "the server asks for patience (RATE_LIMITED)" in sent.err
+    finally:
+        given_back = [f"{name.partition('=')[0]}={before[name.partition('=')[0]]}" for name in limits]
+        assert run("admin", "policy", "set", *given_back, *here(up)).code == 0
+    received = subprocess.run(
+        command_line("listen", "--state", str(tmp_path / "listener"), *here(up)),
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (received.returncode, received.stdout == content) == (0, True)
+
+
+def test_a_full_inbox_is_said_and_leaves_the_mail_on_the_server(up: Up, tmp_path: Path) -> None:
+    to = address_of(up, tmp_path / "listener")
+    content = secrets.token_bytes(300_000)
+    assert send(up, to, tmp_path / "sender", content=content).code == 0
+    for _ in range(4):  # more often than a message may crash an app
+        full = run("listen", "--kept-bytes-max", "150000", "--state", str(tmp_path / "listener"), *here(up))
+        assert full.code == 1
+        assert "the rest stays on the server" in full.err
+        assert "--kept-bytes-max" in full.err
+    assert run("admin", "status", "--json", *here(up)).json["pending_entries"] >= 3
+    whole = subprocess.run(
+        command_line("listen", "--state", str(tmp_path / "listener"), *here(up)),
+        env=environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (whole.returncode, whole.stdout == content) == (0, True)
+
+
 def test_nothing_goes_to_a_revoked_device_and_it_is_told(up: Up, tmp_path: Path) -> None:
     to = address_of(up, tmp_path / "listener")
     device = to.partition(".")[0]

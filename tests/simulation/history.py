@@ -193,6 +193,7 @@ class History:
     def acking(self, device: SimDevice, mids: Iterable[MessageId]) -> None:
         if any(mid not in device.confirmed and not self.is_echo(mid) for mid in mids):
             self.fault("acked what the app had not confirmed")
+        self.recorder.acked(device.device, mids)  # from here on the server may forget it, and take it as new again
 
     # -- the watermark
 
