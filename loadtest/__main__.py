@@ -12,7 +12,7 @@ from typing import Final
 import uvloop
 from rich.console import Console
 
-from loadtest import profile
+from loadtest import machine, profile
 from loadtest.accounts import RegistrationFailed
 from loadtest.bench import FIGURES, SCENARIOS, bench
 from loadtest.conditions import busy_before
@@ -43,6 +43,7 @@ _FAILURES: Final = (
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; 0 only if every scenario's verdict is good."""
     parser = argparse.ArgumentParser(prog="python -m loadtest")
+    parser.add_argument("--cores", type=_positive, default=2, help="processors for everything together, default: 2")
     commands = parser.add_subparsers(dest="command", required=True)
     benching = commands.add_parser("bench", help="throughput and latency on this machine, every run judged")
     benching.add_argument(
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     soak.add_parser(commands)
     profile.add_parser(commands)
     options = parser.parse_args(arguments)
+    machine.confine(options.cores)
     try:
         match options.command:
             case "faults":

@@ -40,6 +40,32 @@ def test_a_gateway_killed_under_traffic_loses_nothing_and_everybody_comes_back()
     assert storm["verdict"]["accepted_entries"] > 0
 
 
+@pytest.mark.slow
+def test_a_long_cycle_says_what_clean_up_costs_and_how_each_part_went() -> None:
+    (scenario,) = bench("--scenario", "cycle-long", "--devices", "20", "--seconds", "10")["scenarios"]
+    assert len(scenario["parts"]) == 1  # one a minute
+    assert set(scenario["cleanup"]) == {"worker_cores", "sessions_cores", "autovacuum_share", "deleted_per_s"}
+    assert scenario["cleanup"]["worker_cores"] > 0
+    assert "clean-up:" in scenario["facts"]
+
+
+@pytest.mark.slow
+def test_a_device_an_envelope_and_a_message_have_their_price() -> None:
+    (scenario,) = bench("--scenario", "costs", "--seconds", "4")["scenarios"]
+    costs = scenario["costs"]
+    assert costs["device_disk_bytes"] > 200
+    assert costs["envelope_disk_bytes"] > 1_024
+    assert costs["message_wal_bytes"] > 1_024
+    assert costs["message_records_bytes"] > 0
+    assert {"gateway", "postgres"} <= set(costs["message_cpu_us"])
+
+
+@pytest.mark.slow
+def test_a_connection_costs_more_with_tls_and_it_is_said_how_much() -> None:
+    (scenario,) = bench("--scenario", "idle-tls", "--devices", "200")["scenarios"]
+    assert 1_000 < scenario["resident_bytes_per_connection"] < 1_000_000
+
+
 def test_the_pgbench_script_calls_the_submit_that_the_store_calls() -> None:
     calls = re.compile(r"submit_batch_v\d+")
     denominator = calls.findall((TREE / "loadtest" / "pgbench" / "submit.sql").read_text())
