@@ -269,17 +269,17 @@ class MailboxClient:
     async def outcome(self, cmid: ClientMessageId) -> Receipt:
         """Wait for what becomes of a send, also of one that an earlier process posted. Raises as `send` does."""
         if cmid not in self._sends:
-            return outcome_of(cmid, await self._driver.in_store(lambda: self._open_store.send(cmid)))
+            return outcome_of(cmid, await self._driver.store_calls.transacted(lambda: self._open_store.send(cmid)))
         self._check_running()
         return await self._sends.outcome(cmid)
 
     async def unknown_sends(self) -> list[StoredSend]:
         """Sends whose outcome nobody can tell any more (seed 002): `resend` or `forget` each."""
-        return await self._driver.in_store(lambda: self._open_store.sends(SendState.UNKNOWN))
+        return await self._driver.store_calls.transacted(lambda: self._open_store.sends(SendState.UNKNOWN))
 
     async def resend(self, cmid: ClientMessageId) -> None:
         """Try a send whose outcome is unknown again, under its id."""
-        stored = await self._driver.in_store(lambda: self._open_store.send(cmid))
+        stored = await self._driver.store_calls.transacted(lambda: self._open_store.send(cmid))
         if stored is not None and stored.state is SendState.UNKNOWN:
             self._sends.add(cmid, stored.envelopes)
             await self._driver.give_durably(Resend(cmid))

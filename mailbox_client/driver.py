@@ -13,9 +13,8 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from mailbox_client.account import Account
 from mailbox_client.client_message_ids import ClientMessageIds
@@ -46,18 +45,14 @@ from mailbox_client.engine_io import (
 from mailbox_client.errors import ClientStopped, StopReason
 from mailbox_client.events import Event, Stopped
 from mailbox_client.http_requests import Requests
+from mailbox_client.lease_keeper import LeaseKeeper
 from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
 from mailbox_client.pulse import Pulse
 from mailbox_client.settings import ClientSettings
+from mailbox_client.sleep_watch import SleepWatch
+from mailbox_client.store_calls import StoreCalls
 from mailbox_client.transport_http import MailboxHttp
 from mailbox_client.transport_ws import SocketAdapter
-from protocol.client_message_id import (
-    SERVER_TIME_SHIFT,
-    SKIP_BITS,
-    CorruptHighWater,
-    OrdinalLease,
-    OrdinalsExhausted,
-)
 
 logger = logging.getLogger("mailbox_client")
 
@@ -65,20 +60,10 @@ INBOX_MAX: Final = 1_024  # frames; past it the socket is not read until the eng
 STORE_FAILURES_MAX: Final = 5
 CLOSE_TIMEOUT_S: Final = 10.0
 SLEEP_CHECK_S: Final = 2.0
-SLEEP_NOTICED_MS: Final = 2_000
-Result = TypeVar("Result")
 
 
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-def asleep_ms() -> int:
-    """How long this machine has slept since it started, where the platform tells."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    if boottime is None:
-        return 0
-    return (time.clock_gettime_ns(boottime) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)) // 1_000_000
 
 
 class Driver:
@@ -113,8 +98,8 @@ class Driver:
         self._instance = secrets.token_bytes(16)
         self._numbers = count(1)
         self._random = secrets.SystemRandom().random
-        self._thread = ThreadPoolExecutor(1, "mailbox-store") if store.blocks else None
-        self._left: asyncio.Future[None] | None = None  # the thread's last call, once it was asked for
+        self.store_calls = StoreCalls(store)
+        self._leases = LeaseKeeper(store, self.store_calls, account.device_id, settings)
         self._inbox: list[tuple[Input, asyncio.Future[None] | None]] = []
         self._bell = asyncio.Event()
         self._taken = Pulse()  # the inbox was taken: whoever waits for room looks again
@@ -125,16 +110,15 @@ class Driver:
         self._ids: ClientMessageIds | None = None
         self._ending = False
         self._store_failures = 0
-        self._asleep = asleep_ms()
+        self._sleep = SleepWatch()
         self._pump: asyncio.Task[None] | None = None
 
     # -- life
 
     async def open(self) -> None:
         """Load the engine and take the first lease of client message ids. Raises StoreFault, CorruptHighWater, …"""
-        lease = await self._in_store(lambda: self._reserve(None))
-        self._ids = ClientMessageIds(self._account.device_id, lease, outstanding_max=self._settings.outstanding_max)
-        self._engine = await self._in_store(lambda: self._make_engine(after_crash=True))
+        self._ids = await self._leases.first()
+        self._engine = await self.store_calls.run(lambda: self._make_engine(after_crash=True))
         self._pump = asyncio.create_task(self._run(), name="mailbox-client")
         self.give(Start())
 
@@ -147,7 +131,7 @@ class Driver:
         try:
             await self._stop()
         finally:
-            await self._leave(leave_store)
+            await self.store_calls.leave(leave_store)
 
     async def _stop(self) -> None:
         pump = self._pump
@@ -170,19 +154,6 @@ class Driver:
             await self._socket.drop()
             self._socket = None
         await self.http.close()
-
-    async def _leave(self, leave_store: Callable[[], None]) -> None:
-        # A cancelled caller leaves its call running in the thread, and SQLite brings the process down if its connection
-        # is closed under a call. So the closing queues up behind it.
-        if self._left is None:
-            if self._thread is None:
-                leave_store()
-                return
-            self._left = asyncio.wrap_future(self._thread.submit(leave_store))
-            self._thread.shutdown(wait=False)
-        await asyncio.wait((self._left,), timeout=CLOSE_TIMEOUT_S)
-        if self._left.done():
-            self._left.result()
 
     @property
     def ids(self) -> ClientMessageIds:
@@ -218,15 +189,6 @@ class Driver:
         if self._socket is not None:
             self._socket.cut()
 
-    async def in_store(self, call: Callable[[], Result]) -> Result:
-        """Run a read of the store in one transaction between steps."""
-
-        def transacted() -> Result:
-            with self._store.transaction():
-                return call()
-
-        return await self._in_store(transacted)
-
     # -- the pump
 
     async def _run(self) -> None:
@@ -245,12 +207,12 @@ class Driver:
             self._bell.clear()
             self._taken.ring()
             inputs = [one for one, _done in batch]
-            if self._slept():
+            if self._sleep.slept():
                 inputs.append(Woke())
             inputs.append(Tick())
             engine = self.engine
             try:
-                outputs = await self._in_store(lambda: engine.step(monotonic_ms(), inputs))  # noqa: B023
+                outputs = await self.store_calls.run(lambda: engine.step(monotonic_ms(), inputs))  # noqa: B023
             except StoreFault as fault:
                 self._answer(batch, fault)
                 self._on_messages(())  # a TakeMessages among them gave nothing
@@ -277,12 +239,6 @@ class Driver:
             async with asyncio.timeout(pause_s):
                 await self._bell.wait()
 
-    def _slept(self) -> bool:
-        asleep = asleep_ms()
-        slept = asleep - self._asleep > SLEEP_NOTICED_MS
-        self._asleep = asleep
-        return slept
-
     @staticmethod
     def _answer(batch: list[tuple[Input, asyncio.Future[None] | None]], fault: Exception | None) -> None:
         for _one, done in batch:
@@ -305,7 +261,7 @@ class Driver:
                 return False
             await asyncio.sleep(0.1 * 2**self._store_failures)
             try:
-                self._engine = await self._in_store(lambda: self._make_engine(after_crash=False))
+                self._engine = await self.store_calls.run(lambda: self._make_engine(after_crash=False))
             except StoreFault:
                 continue
             self.give(Start())
@@ -322,31 +278,9 @@ class Driver:
         )
 
     async def _renew_leases(self, outputs: list[Output]) -> None:
-        ids = self.ids
-        known = next((output.server_now_ms for output in outputs if isinstance(output, ServerTimeKnown)), None)
-        try:
-            if known is not None and ids.current_first < known << SERVER_TIME_SHIFT:
-                ids.start_again_at(await self._in_store(lambda: self._reserve(known)))
-            elif ids.wants_lease:
-                server_now = self.engine.server_now(monotonic_ms())
-                ids.add_lease(await self._in_store(lambda: self._reserve(server_now)))
-        except (StoreFault, OrdinalsExhausted, CorruptHighWater):
-            pass  # what is leased goes on; when it ends, issuing says so
-
-    def _reserve(self, server_now_ms: int | None) -> OrdinalLease:
-        return self._store.reserve_ordinals(
-            self._account.device_id,
-            server_now_ms=server_now_ms,
-            ordinals=self._settings.lease_ordinals,
-            skip=secrets.randbits(SKIP_BITS),
-        )
-
-    async def _in_store(self, call: Callable[[], Result]) -> Result:
-        if self._thread is None:
-            return call()
-        if self._left is not None:
-            raise ClientStopped(StopReason.CLOSED)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        learned = next((output.server_now_ms for output in outputs if isinstance(output, ServerTimeKnown)), None)
+        now = self.engine.server_now(monotonic_ms())
+        await self._leases.renew(self.ids, learned_ms=learned, server_now_ms=now)
 
     # -- outputs
 
