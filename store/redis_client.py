@@ -16,7 +16,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
-from redis.backoff import ConstantBackoff
+from redis.backoff import ConstantBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 
@@ -104,7 +104,9 @@ def _sentinel(base: str, url: str, retry: Retry) -> Redis:
     options = _OPTIONS | {"ssl": base == "rediss"}
     if login:
         options |= {"username": unquote(user) or None, "password": unquote(password) or None}
-    sentinel: Any = Sentinel(hosts, **_OPTIONS)  # type: ignore[no-untyped-call]
+    # One that is away is not asked again and again, with pauses of seconds: the next one knows as well.
+    watching = _OPTIONS | {"retry": Retry(NoBackoff(), 0)}
+    sentinel: Any = Sentinel(hosts, sentinel_kwargs=watching, **_OPTIONS)  # type: ignore[no-untyped-call]
     master: _BehindSentinel = sentinel.master_for(
         service,
         redis_class=_BehindSentinel,

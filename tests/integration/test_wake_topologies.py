@@ -323,10 +323,38 @@ async def test_the_workers_bell_rings_over_a_cluster(tmp_path: Path) -> None:
             await redis.aclose()
 
 
+async def test_a_redis_that_answers_nobody_costs_seconds_and_no_message(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every connection stays open and silent, as behind a lost link: nothing fails, and nothing is heard."""
+    monkeypatch.setattr("gateway.wake_listener.CANARY_DEAD_S", 1.0)
+    monkeypatch.setattr("gateway.wake_listener.CANARY_S", 0.2)
+    quick = {"sweep_s": 60.0, "sweep_without_redis_s": 0.5}
+    async with (
+        valkey_node(tmp_path / "valkey") as node,
+        GatewayLab(database, node.url, tmp_path) as lab,
+        lab.gateway(**quick) as one,
+        lab.gateway(**quick) as two,
+    ):
+        alice, bob = await lab.devices(2)
+        sender, receiver = await one.session(alice), await two.session(bob)
+        node.freeze()
+        try:
+            for count in (1, 2):
+                mid = await sender.deliver(bob.id)
+                assert (await receive(receiver, count, within_seconds=8))[-1] == mid
+            await eventually(lambda: silent(two), what="the canary is missed")
+        finally:
+            node.thaw()
+        await eventually(lambda: not silent(one) and not silent(two), within_seconds=20, what="wakes arrive again")
+        mid = await sender.deliver(bob.id)
+        assert (await receive(receiver, 3, within_seconds=8))[-1] == mid
+
+
 async def test_through_sentinel_everything_follows_the_master(database: str, tmp_path: Path) -> None:
     async with (
-        valkey_node(tmp_path / "master") as master,
-        valkey_node(tmp_path / "replica", "--repl-diskless-sync-delay", "0") as replica,
+        valkey_node(tmp_path / "master", "--repl-diskless-sync-delay", "0") as master,
+        valkey_node(tmp_path / "replica") as replica,
     ):
         await replica.client.execute_command("REPLICAOF", LOCAL, master.port)
 

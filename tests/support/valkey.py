@@ -41,6 +41,10 @@ class ValkeyNode:
         # 5 s: a frozen node must not hold up the end of its test.
         self.client = Redis(host=LOCAL, port=self.port, socket_timeout=5, socket_connect_timeout=5)
 
+    @property
+    def url(self) -> str:
+        return f"redis://{LOCAL}:{self.port}/0"
+
     async def start(self) -> None:
         self._directory.mkdir(exist_ok=True)
         common = ["--port", str(self.port), "--bind", LOCAL, "--dir", str(self._directory)]
