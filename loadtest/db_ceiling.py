@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Final
 
 from loadtest import bare_mailboxes
 from loadtest.latency import Latencies
@@ -20,11 +20,15 @@ from protocol.errors import MailboxError
 from protocol.fingerprint import InstanceSecret
 from protocol.frames import SendEnvelope
 from protocol.ids import ClientMessageId, DeviceId, MessageId
+from store import postgres as store_postgres
 from store.acks import AckStore
 from store.policy_rules import Policy
 from store.postgres import Postgres
 from store.records import AckRequest, SubmitRequest, Submitted
 from store.submit import SubmitStore
+
+# As libpq takes them: the plans of the store's own connections.
+PINNED_PLANS: Final = " ".join(f"-c {name}={value}" for name, value in store_postgres.PINNED_PLANS.items())
 
 
 class _Secrets:

@@ -96,28 +96,31 @@ CREATE TABLE invites (
     revoked_at  timestamptz
 );
 
+-- One CHECK a hot table: the server parses each of them anew in every statement that writes there.
+
 -- The senders' side of a mailbox, locked by submit. Pending = stored here − released in mailbox_owners.
 -- wake_position is the newest entry that wants a wake; wake_open says that an unfinished outbox row stands for it,
 -- so that a submit to a device with an open intent writes no outbox row at all.
 CREATE TABLE mailboxes (
     device_id         uuid PRIMARY KEY,
     identity_id       uuid NOT NULL,
-    state             smallint NOT NULL DEFAULT 1 CHECK (state IN (1, 2)),  -- 1 active, 2 revoked
+    state             smallint NOT NULL DEFAULT 1,  -- 1 active, 2 revoked
     wake_open         boolean NOT NULL DEFAULT false,
     head_position     bigint NOT NULL DEFAULT 0,
     wake_position     bigint NOT NULL DEFAULT 0,
-    stored_entries    bigint NOT NULL DEFAULT 0 CHECK (stored_entries >= 0),
-    stored_bytes      bigint NOT NULL DEFAULT 0 CHECK (stored_bytes >= 0),
-    stored_echoes     bigint NOT NULL DEFAULT 0 CHECK (stored_echoes >= 0),
-    expiry_checked_at timestamptz
+    stored_entries    bigint NOT NULL DEFAULT 0,
+    stored_bytes      bigint NOT NULL DEFAULT 0,
+    stored_echoes     bigint NOT NULL DEFAULT 0,
+    expiry_checked_at timestamptz,
+    CHECK (state IN (1, 2) AND least(stored_entries, stored_bytes, stored_echoes) >= 0)
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05);
 
 -- The owner's side, locked by ACK, expiry, HELLO and lease, so that receiving never waits for sending.
 CREATE TABLE mailbox_owners (
     device_id            uuid PRIMARY KEY,
-    released_entries     bigint NOT NULL DEFAULT 0 CHECK (released_entries >= 0),
-    released_bytes       bigint NOT NULL DEFAULT 0 CHECK (released_bytes >= 0),
-    released_echoes      bigint NOT NULL DEFAULT 0 CHECK (released_echoes >= 0),
+    released_entries     bigint NOT NULL DEFAULT 0,
+    released_bytes       bigint NOT NULL DEFAULT 0,
+    released_echoes      bigint NOT NULL DEFAULT 0,
     floor_position       bigint NOT NULL DEFAULT 0,  -- everything at or below is gone or acked
     session_epoch        bigint NOT NULL DEFAULT 0,
     session_instance     uuid,            -- keyed hash of the client process that holds the session
@@ -127,7 +130,8 @@ CREATE TABLE mailbox_owners (
     takeovers_since      timestamptz,
     online_until         timestamptz,
     contact_at           timestamptz,
-    pushed_at            timestamptz      -- a wake push began and the device has not been in contact since
+    pushed_at            timestamptz,     -- a wake push began and the device has not been in contact since
+    CHECK (least(released_entries, released_bytes, released_echoes) >= 0)
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0.05);
 
 -- 001, 2.4. position stands for the seed's (accepted_at, envelope_pk); kind 0 is a message, 1 an echo.
@@ -135,20 +139,20 @@ CREATE TABLE mailbox_owners (
 CREATE TABLE envelopes (
     recipient_device_id uuid NOT NULL,
     message_id          uuid NOT NULL,
-    position            bigint NOT NULL CHECK (position > 0),
+    position            bigint NOT NULL,
     accepted_at         timestamptz NOT NULL,
     expires_at          timestamptz NOT NULL,
     acked_at            timestamptz,
-    envelope_size       integer NOT NULL CHECK (envelope_size >= 0),
+    envelope_size       integer NOT NULL,
     protocol_version    integer NOT NULL,
-    kind                smallint NOT NULL DEFAULT 0 CHECK (kind IN (0, 1)),
-    padding_class       smallint CHECK (padding_class BETWEEN 0 AND 12),
+    kind                smallint NOT NULL DEFAULT 0,
+    padding_class       smallint,
     client_message_id   uuid,
     envelope_bytes      bytea,
     PRIMARY KEY (recipient_device_id, position),
     UNIQUE (recipient_device_id, message_id),
-    CHECK (expires_at > accepted_at),
-    CHECK (envelope_size = coalesce(octet_length(envelope_bytes), 0))
+    CHECK (position > 0 AND kind IN (0, 1) AND padding_class BETWEEN 0 AND 12 AND expires_at > accepted_at
+           AND envelope_size = coalesce(octet_length(envelope_bytes), 0))
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.2);
 ALTER TABLE envelopes ALTER COLUMN envelope_bytes SET STORAGE EXTERNAL;  -- ciphertext does not compress
 CREATE INDEX envelopes_by_end ON envelopes (expires_at);

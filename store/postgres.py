@@ -17,6 +17,7 @@ from asyncpg.pool import PoolConnectionProxy
 from blake3 import blake3
 
 from protocol.errors import ErrorCode, MailboxError
+from store import array_codecs
 from store.faults import DRIVER_ERRORS, Fault, breaks_connection, classify, not_connected, to_mailbox_error
 from store.sql_files import load_sql
 
@@ -61,6 +62,7 @@ def _warning(connection: Connection, message: Any) -> None:
 async def prepare(connection: Connection) -> None:
     """Runs once for every new connection, before anybody uses it."""
     await connection.set_type_codec("uuid", schema="pg_catalog", encoder=_same, decoder=bytes, format="binary")
+    array_codecs.install(connection)
     await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
     row = await connection.fetchrow(load_sql("postgres")["read_epoch"])
     if row is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 import asyncpg
@@ -24,14 +23,15 @@ from store.policy_rules import Policy
 from store.postgres import Lane, LaneFault, Postgres
 from store.records import SubmitRequest, Submitted
 from store.sql_files import load_sql
-from store.submit_columns import Columns, answers_of, columns_of, keys_of
+from store.submit_columns import answers_of, columns_of, keys_of
+from store.submit_plain import PlainColumns, plain_answers_of, plain_columns_of
 
 ENTRIES_MAX: Final = 256  # envelopes in one batch; a commit costs about the same for one as for all of them
 BYTES_MAX: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 20_000
 WAITING_BYTES_MAX: Final = 128 * 1024 * 1024
 LOCK_TIMEOUT_MS: Final = 500
-CAREFUL_BATCHES: Final = 50  # after a batch that turned out to hold a repeat or a refusal
+JUDGED_BATCHES: Final = 50  # after a batch that turned out to hold a repeat or a refusal
 SOLO_S: Final = 60.0  # how long a session whose data broke a batch gets batches of its own
 SOLO_SESSIONS_MAX: Final = 1_000
 
@@ -63,7 +63,7 @@ class SubmitStore:
         self._policy = policy
         self._secrets = secrets
         self._clock = clock
-        self._sql = load_sql("submit")["submit_batch_v1"]
+        self._sql = load_sql("submit")
         self._lane = postgres.lane("submit")
         self._waiting_lane = postgres.lane("submit-waiting", lock_timeout_ms=LOCK_TIMEOUT_MS)
         self._coalescer: Coalescer[SubmitRequest, Submitted] = Coalescer(
@@ -80,7 +80,7 @@ class SubmitStore:
         self._deferred_of: Counter[int] = Counter()  # by session; a session in here is held
         self._deferred_task: asyncio.Task[None] | None = None
         self._solo: dict[int, float] = {}
-        self._careful = 0  # batches for which repeats are looked up at once
+        self._judged_batches = 0  # how many of the next batches are judged without trying the plain call first
         self.wakes_due: list[Callable[[], None]] = []  # called after a commit that opened intents of devices away
 
     @property
@@ -151,29 +151,36 @@ class SubmitStore:
     ) -> list[Submitted | MailboxError | None]:
         secrets = self._secrets()
         secret, old = secrets.fingerprint, secrets.fingerprint_old
+        policy = self._policy()
         keys = [keys_of(secret, request) for request in requests]
+        # While a secret rotates, a repeat may be recorded under the old one, where no unique key would notice it.
+        if old is None and not self._judged_batches:
+            plain = plain_columns_of(requests, keys, secret, policy, wait=wait)
+            if plain is not None and (row := await self._call_plain(lane, plain)) is not None:
+                self._ring(row)
+                return plain_answers_of(requests, plain, row, lane.epoch)
+        self._judged_batches = max(0, self._judged_batches - 1)
         old_keys = [keys_of(old, request) for request in requests] if old is not None else []
-        make = partial(columns_of, requests, keys, old_keys, secret, self._policy(), wait=wait)
-        columns, rows = await self._call_as_fits(lane, make)
-        if rows[0]["wakes_due"]:
+        columns = columns_of(requests, keys, old_keys, secret, policy, wait=wait)
+        (row,) = await lane.call(self._sql["submit_batch_v1"], *columns.arguments)
+        self._ring(row)
+        return answers_of(requests, columns, row, lane.epoch)
+
+    async def _call_plain(self, lane: Lane, columns: PlainColumns) -> asyncpg.Record | None:
+        """None when the batch holds a repeat or a refusal after all: nothing of it was written."""
+        try:
+            (row,) = await lane.call(self._sql["submit_plain_v1"], *columns.arguments)
+        except LaneFault as failure:
+            if failure.fault not in (Fault.CAREFUL, Fault.DATA):
+                raise
+            self._judged_batches = JUDGED_BATCHES
+            return None
+        return row
+
+    def _ring(self, row: asyncpg.Record) -> None:
+        if row["wakes_due"]:
             for hook in self.wakes_due:
                 hook()
-        return answers_of(requests, columns, rows[0], lane.epoch)
-
-    async def _call_as_fits(self, lane: Lane, make: Callable[..., Columns]) -> tuple[Columns, list[asyncpg.Record]]:
-        """Most batches hold no repeat and no refusal: then the unique keys alone tell, without a look-up each."""
-        if self._careful:
-            self._careful -= 1
-        else:
-            columns = make(careful=False)
-            try:
-                return columns, await lane.call(self._sql, *columns.arguments)
-            except LaneFault as failure:
-                if failure.fault not in (Fault.CAREFUL, Fault.DATA):
-                    raise
-                self._careful = CAREFUL_BATCHES
-        columns = make(careful=True)
-        return columns, await lane.call(self._sql, *columns.arguments)
 
     async def _after_fault(
         self, lane: Lane, batch: Sequence[Item], failure: LaneFault, *, wait: bool

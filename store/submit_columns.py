@@ -82,6 +82,11 @@ def keys_of(secret: InstanceSecret, request: SubmitRequest) -> Keys:
     )
 
 
+def policy_rule(secret: InstanceSecret, policy: Policy) -> Rule:
+    """The rule as far as it can be told without looking at a mailbox."""
+    return Rule(policy, lambda device, cmid: echo_mid(secret.key, device, cmid))
+
+
 def columns_of(
     requests: Sequence[SubmitRequest],
     keys: Sequence[Keys],
@@ -90,7 +95,6 @@ def columns_of(
     policy: Policy,
     *,
     wait: bool,
-    careful: bool,
 ) -> Columns:
     """The call of submit_batch_v1 for these requests, in this order."""
     devices = sorted(
@@ -102,7 +106,7 @@ def columns_of(
     last_key: dict[tuple[bytes, bytes, int], int] = {}
     last_session: dict[int, int] = {}
     last_mid: dict[tuple[int, bytes], int] = {}
-    rule = Rule(policy, lambda device, cmid: echo_mid(secret.key, device, cmid))
+    rule = policy_rule(secret, policy)
     r_actor, r_operation, r_previous_key, r_previous_session = [], [], [], []
     r_first, r_count, r_rate_refused, r_echo_mailbox, r_cmid = [], [], [], [], []
     r_echo_mid: list[MessageId] = []
@@ -179,7 +183,6 @@ def columns_of(
         ECHO_BACKLOG_MAX,
         ECHO_TTL_S,
         wait,
-        careful,
     )
     return Columns(arguments, devices, r_echo_mid)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 from importlib.resources import files
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest import bare_mailboxes
+from loadtest.db_ceiling import PINNED_PLANS
 from loadtest.run import Run
 
 CLIENTS: Final = 32
@@ -53,7 +55,7 @@ async def _pgbench(dsn: str, devices: int, seconds: int) -> str:
     process = await asyncio.create_subprocess_exec(
         _program(), "--no-vacuum", "--protocol=prepared", f"--client={CLIENTS}", f"--jobs={THREADS}",
         f"--time={seconds}", f"--define=devices={devices}", f"--file={script}", dsn,
-        env=os.environ | {"PGOPTIONS": " ".join(f"-c {name}={value}" for name, value in PINNED_PLANS.items())},
+        env=os.environ | {"PGOPTIONS": PINNED_PLANS},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     said, complained = await process.communicate()

@@ -19,7 +19,8 @@ from store.faults import Fault, classify
 from store.policy_rules import Policy
 from store.records import AckRequest, SubmitRequest, Submitted
 from store.sql_files import load_sql
-from store.submit_columns import answers_of, columns_of, keys_of
+from store.submit_columns import Keys, answers_of, columns_of, keys_of
+from store.submit_plain import plain_answers_of, plain_columns_of
 from tests.support.database import connected, freeze_clock
 from tests.support.seeds import random_seeds
 
@@ -28,7 +29,11 @@ POLICY = Policy(
     pending_entries_max=6, pending_bytes_max=65_536, envelope_bytes_max=30_000, protocol_versions=(1, 2), ttl_s_min=60
 )
 EXPECTED = {
-    "without a look",
+    "plain",
+    "plain with a second envelope",
+    "not plain",
+    Fault.CAREFUL,  # it took itself for plain and needed judging
+    Fault.DATA,  # … and was a repeat
     (False, False),  # accepted
     (True, True),  # a replay
     (True, False),  # nothing new under a new key
@@ -114,25 +119,41 @@ class World:
     async def a_batch(self) -> None:
         if self.rng.random() < 0.4:
             requests = [self.a_fresh_request() for _ in range(self.rng.randrange(1, 4))]
+        elif self.history and self.rng.random() < 0.2:
+            requests = [self.rng.choice(self.history)]
         else:
             requests = self.some_requests()
         keys = [keys_of(SECRET, request) for request in requests]
         wait = self.rng.random() < 0.5
-        try:  # as store/submit.py does: without a look at first
-            columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait, careful=False)
+        answers = await self.plain_answers(requests, keys, wait)
+        if answers is None:
+            columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait)
             row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns.arguments)
-            self.seen.add("without a look")
-        except asyncpg.PostgresError as error:
-            if classify(error) not in (Fault.CAREFUL, Fault.DATA):
-                raise
-            columns = columns_of(requests, keys, [], SECRET, POLICY, wait=wait, careful=True)
-            row = await self.connection.fetchrow(load_sql("submit")["submit_batch_v1"], *columns.arguments)
-        answers = answers_of(requests, columns, row, bytes(8))
+            answers = answers_of(requests, columns, row, bytes(8))
         for request, answer, verdict in zip(
             requests, answers, self.rule.fold(self.state, requests, self.now_us), strict=True
         ):
             assert same(answer, verdict), (request, answer, verdict)
             self.seen.add(verdict.code if isinstance(verdict, Refused) else (verdict.duplicate, verdict.replay))
+
+    async def plain_answers(
+        self, requests: list[SubmitRequest], keys: list[Keys], wait: bool
+    ) -> list[Submitted | MailboxError | None] | None:
+        """As store/submit.py does: the plain call first, which either gives the rule's verdicts or refuses to judge."""
+        columns = plain_columns_of(requests, keys, SECRET, POLICY, wait=wait)
+        if columns is None:
+            self.seen.add("not plain")
+            return None
+        try:
+            row = await self.connection.fetchrow(load_sql("submit")["submit_plain_v1"], *columns.arguments)
+        except asyncpg.PostgresError as error:
+            fault = classify(error)
+            if fault not in (Fault.CAREFUL, Fault.DATA):
+                raise
+            self.seen.add(fault)
+            return None
+        self.seen.add("plain with a second envelope" if len(columns.mailbox_of) > len(requests) else "plain")
+        return plain_answers_of(requests, columns, row, bytes(8))
 
     def some_requests(self) -> list[SubmitRequest]:
         requests = [self.a_request() for _ in range(self.rng.randrange(1, 12))]
