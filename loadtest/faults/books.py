@@ -110,13 +110,14 @@ async def _when_finished(
 async def _unfinished(world: World, connection: asyncpg.Connection, *, leased: bool) -> dict[str, Any]:
     """Intents by state and messages in streams; `leased`: those, too, that wait for a later moment."""
     found: dict[str, Any] = {row["state"]: row["n"] for row in await connection.fetch(_OPEN, leased)}
-    redis = Redis.from_url(world.given.redis_url or world.owned_valkey.url, socket_timeout=5.0)
-    try:
-        streams = 0
-        async for key in redis.scan_iter(match="mb:*:jobs", _type="stream"):
-            streams += await redis.xlen(key)
-    finally:
-        await redis.aclose()
+    given = world.given.redis_url
+    streams = 0
+    for redis in [Redis.from_url(given, socket_timeout=5.0)] if given else world.owned_valkey.clients():
+        async with redis:
+            if (await redis.role())[0] != b"master":
+                continue
+            async for key in redis.scan_iter(match="mb:*:jobs", _type="stream"):
+                streams += await redis.xlen(key)
     return {**found, "stream": streams} if streams else found
 
 

@@ -52,6 +52,9 @@ def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | Non
                 refused = {bytes.fromhex(mid) for mid, _ in line["refused"]}
                 findings.refusals.update(code for _, code in line["refused"])
                 attempts[key] = _without(recorder, attempts[key], refused)
+            case "again":
+                # Refused for now and sent once more behind what was in flight: that is its place in the order, too.
+                attempts[key] = recorder.offered(device, device, _envelopes(attempts[key]))
             case "unknown":
                 findings.unknown += 1
             case "handed":
@@ -62,6 +65,13 @@ def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | Non
                 pass  # facts for people
     findings.verdict = recorder.verdict(now_ms=now_ms)
     return findings
+
+
+def _envelopes(attempt: Attempt) -> list[OfferedEnvelope]:
+    return [
+        OfferedEnvelope(record.device, record.key[len(record.device) :], record.content or b"")
+        for record in attempt.records
+    ]
 
 
 def _without(recorder: Recorder, attempt: Attempt, refused: set[bytes]) -> Attempt:

@@ -57,6 +57,7 @@ class PostgresServer:
         self.port = port or unused_port()
         self.settings = {**SETTINGS, **(settings or {})}
         self.password = secrets.token_hex(16)
+        self.environment: dict[str, str] = {}  # of the server, beside the usual
         self.process = Process(name, directory / f"{name}.log", stop_signal=signal.SIGINT)  # fast shutdown
 
     def dsn_of(self, *, role: str = OWNER, host: str = "127.0.0.1", port: int = 0, database: str = DATABASE) -> str:
@@ -103,7 +104,7 @@ class PostgresServer:
         arguments = [f"--{key}={value}" for key, value in options.items()]
         self.process.spawn(
             [str(postgres_bin() / "postgres"), "-D", str(self.data), *arguments],
-            _ENVIRONMENT, cwd="/", **popen_arguments(),
+            {**_ENVIRONMENT, **self.environment}, cwd="/", **popen_arguments(),
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -134,6 +135,11 @@ class PostgresServer:
         self.process.cont()
 
     async def stop(self) -> None:
+        """Fast shutdown; it may be started again."""
+        await self.process.stop()
+
+    async def close(self) -> None:
+        """At the world's end: nothing of it is left running or mounted."""
         await self.process.stop()
 
     async def run(self, program: str, *arguments: str, environment: Mapping[str, str] | None = None) -> str:

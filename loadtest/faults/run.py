@@ -25,6 +25,13 @@ from loadtest.faults.world import Commands, Given, World, WorldPlan, running_wor
 MODULES: Final = (
     "kills",
     "points",
+    "network",
+    "database",
+    "standby",
+    "valkey",
+    "clocks",
+    "upgrade",
+    "restore",
     "storm",
 )
 FAULT_S_MAX: Final = 420.0

@@ -47,6 +47,10 @@ class ValkeyServer:
         """A connection for the kit; close it."""
         return Redis(host="127.0.0.1", port=self.port, socket_timeout=5.0, socket_connect_timeout=5.0)
 
+    def clients(self) -> list[Redis]:
+        """One for each server that may hold something; close them."""
+        return [self.client()]
+
     async def answers(self) -> bool:
         client = self.client()
         try:
@@ -74,4 +78,8 @@ class ValkeyServer:
         self.process.cont()
 
     async def stop(self) -> None:
+        await self.process.stop()
+
+    async def close(self) -> None:
+        """At the world's end: nothing of it is left running."""
         await self.process.stop()
