@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.cursor import CursorPosition, CursorRing, DeviceCursors
+from protocol.cursor import HOT_CIPHERS_MAX, CursorPosition, CursorRing, DeviceCursors
 from protocol.errors import ErrorCode, MailboxError
 from protocol.ids import from_text, to_text
 
@@ -107,3 +107,13 @@ def test_a_cursor_shows_nothing_of_its_position_and_is_the_same_for_the_same_arg
 def test_a_ring_that_cannot_seal_is_refused_at_once(current: int, keys: dict[int, bytes]) -> None:
     with pytest.raises(ValueError):
         CursorRing(current, keys)
+
+
+def test_the_ciphers_that_are_kept_are_bounded_and_change_no_cursor() -> None:
+    ring = CursorRing(1, {1: OLD})
+    devices: list[Any] = [number.to_bytes(16, "big") for number in range(1, HOT_CIPHERS_MAX + 3)]
+    sealing = [ring.for_device(INSTANCE, device) for device in devices]
+    for _ in range(2):
+        for device, cursors_of_one in zip(devices, sealing, strict=True):
+            assert cursors_of_one.seal(7, NOW, EPOCH) == cursors(device=device).seal(7, NOW, EPOCH)
+            assert len(ring._hot) <= HOT_CIPHERS_MAX
