@@ -15,13 +15,16 @@ from protocol.ids import DeviceId
 from runtime.clock import SystemClock
 from runtime.doorbell import Doorbell
 from runtime.supervise import Progress
+from store.diagnosis import read_redis
 from store.job_queue import JobQueue, QueueLost, QueueUnreachable
+from store.policy_rules import Policy
 from store.redis_client import connect
 from store.redis_places import RedisPlaces
 from store.shared_rates import SharedRates
 from store.wake import Wake, WakeBus, WakeNames, lanes_of
 from store.wake_link import Heard
 from store.wake_subscriber import WakeSubscriber
+from store.work_status import read_work
 from tests.integration.test_outbox_queue import publications
 from tests.integration.test_wake_across_gateways import receive
 from tests.support.gateways import Device, GatewayLab, LocalGateway
@@ -209,6 +212,8 @@ async def test_queue_and_worker_run_on_a_cluster_and_outlive_its_shard(database:
         worker_parts(database, cluster.url) as worker,
     ):
         await queue_works(worker.redis)
+        assert (await read_redis(cluster.url)).version >= (7, 2)  # as the doctor looks
+        assert (await read_work(worker.stores.postgres, cluster.url, Policy()))["queue"]["waiting"] == 0
         provider = worker.provider
         assert isinstance(provider, ScriptedProvider)
         await pushes_one(worker, provider)

@@ -246,8 +246,8 @@ def way_to(state: State, seen: Explored) -> str:
     [
         Bounds(positions=2, workers=1),
         Bounds(positions=1, workers=2),
-        pytest.param(Bounds(positions=3, workers=1), marks=pytest.mark.slow),
-        pytest.param(Bounds(positions=2, workers=2), marks=pytest.mark.slow),
+        pytest.param(Bounds(positions=3, workers=1), marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(Bounds(positions=2, workers=2), marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],
     ids=str,
 )
