@@ -50,7 +50,7 @@ class HttpServer(web.Server):
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         if (
             self._upgrade is not None
-            and request.path == WEBSOCKET_PATH
+            and path_of(request) == WEBSOCKET_PATH
             and (taken := self._upgrade(request)) is not None
         ):
             return taken
@@ -84,11 +84,12 @@ class HttpServer(web.Server):
 
     async def _handle(self, exchange: Exchange) -> web.Response:
         request = exchange.request
-        if self._upgrade is not None and request.path == WEBSOCKET_PATH:
+        path = path_of(request)
+        if self._upgrade is not None and path == WEBSOCKET_PATH:
             if request.method != hdrs.METH_GET:
                 raise MethodNotAllowed([hdrs.METH_GET])
             return _upgrade_required(exchange)
-        route, exchange.path_ids = self._router.find(request.method, request.path)
+        route, exchange.path_ids = self._router.find(request.method, path)
         exchange.route = route.path
         self._admit(exchange, route.caller)
         answer = await route.handler(exchange)
@@ -128,6 +129,15 @@ class HttpServer(web.Server):
         if not exchange.request.content.is_eof():
             response.force_close()  # the rest of the body is not worth reading
         return response
+
+
+def path_of(request: web.BaseRequest) -> str:
+    """The path as it was sent. No route has a percent sign: with one it is another path, whatever that stands for.
+
+    Decoded it would have spellings that a proxy in front, or a rule of it, does not know as the same.
+    """
+    target = request.raw_path.partition("?")[0]
+    return target if target.startswith("/") else request.rel_url.raw_path  # absolute form (RFC 9112, 3.2.2)
 
 
 def build_http_server(services: GatewayServices, upgrade: Upgrade) -> HttpServer:

@@ -66,9 +66,18 @@ def _parse_json(data: bytes) -> Any:
     if data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{") > MAX_OBJECTS:
         raise bad_request("too many values")
     try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise bad_request("not one JSON object in UTF-8") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Map:
+    # Readers differ in which of two values they take (RFC 8259, section 4): whoever looked at it before might have seen
+    # another request.
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
 
 
 def _refuse_constant(_name: str) -> NoReturn:

@@ -91,6 +91,27 @@ async def test_unknown_paths_and_methods_are_problems_in_the_form_asked_for(door
     assert (await door.call("OPTIONS", "/v1/instance")).status == 405
 
 
+async def test_a_path_has_one_spelling(door: Door) -> None:
+    for path in (
+        "/v1%2Finstance",
+        "/v1/%69nstance",
+        "/v1/instance/",
+        "//v1/instance",
+        "/v1/instance%00",
+        "/v1/./instance",
+    ):
+        target = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert parse(await raw_exchange(door, target.encode()))[0] == 404, path
+    upgrade = (
+        "GET /v1/w%73 HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: mailboxd.v1\r\nConnection: upgrade, close\r\n\r\n"
+    )
+    assert parse(await raw_exchange(door, upgrade.encode()))[0] == 404
+    for target in ("/v1/instance?x=%2F", "http://anywhere.example/v1/instance?x"):
+        request = f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert parse(await raw_exchange(door, request.encode()))[0] == 200, target
+
+
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.caller.name in ("DEVICE", "SENDER")], ids=str)
 async def test_every_route_for_devices_asks_for_a_token_first(door: Door, route: Any) -> None:
     path = route.path.replace("{device_id}", "x").replace("{identity_id}", "x")
@@ -125,6 +146,8 @@ async def test_what_is_no_bearer_token_is_unauthenticated(door: Door, value: str
         b'{"device_id": ' + b"9" * 5_000 + b"}",
         b"{" + b",".join(b'"%d":[]' % n for n in range(5_000)) + b"}",
         b"\xef\xbb\xbf{}",
+        b'{"purpose": "token", "device_id": "AAAAAAAAAAAAAAAAAAAAAQ", "device_id": "AAAAAAAAAAAAAAAAAAAAAg"}',
+        b'{"device_id": "AAAAAAAAAAAAAAAAAAAAAQ", "purpose": "token", "of_tomorrow": {"a": 1, "\\u0061": 2}}',
     ],
 )
 async def test_what_is_no_json_object_is_a_bad_request(door: Door, raw: bytes) -> None:
