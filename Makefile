@@ -5,6 +5,7 @@
 #   make test-all             the same and the slow ones
 #   make check                formatting, lint, types, room borders
 #   make bench                throughput and latency on this machine (BENCH_ARGS="--scenario cycle --seconds 8")
+#   make faults              break real processes under traffic, and judge it (ARGS="--short --json")
 #   make soak MINUTES=30      a long run with Locust's users, judged on what only time shows (SOAK_ARGS="--users 100")
 #   make profile              flame graph of the gateway and PostgreSQL's dearest statements
 #   make golden               write the golden schema, the OpenAPI and the AsyncAPI document again
@@ -18,12 +19,13 @@ DATA_DIR ?=
 UP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?= --scenario cycle --devices 200 --payload 1024 --seconds 8 --json
+ARGS ?=
 MINUTES ?= 30
 SOAK_ARGS ?=
 PROFILE_ARGS ?=
 
 .DEFAULT_GOAL := all
-.PHONY: all run demo up test test-all check bench soak profile golden lock clean
+.PHONY: all run demo up test test-all check bench faults soak profile golden lock clean
 
 all: .venv/.installed-dev
 
@@ -49,6 +51,9 @@ check: .venv/.installed-dev
 
 bench: .venv/.installed-dev
 	$(BIN)/python -m loadtest bench $(BENCH_ARGS)
+
+faults: .venv/.installed-dev
+	$(BIN)/python -m loadtest faults $(ARGS)
 
 soak: .venv/.installed-dev
 	$(BIN)/python -m loadtest soak --minutes $(MINUTES) $(SOAK_ARGS)

@@ -32,6 +32,7 @@ MODULES: Final = (
     "clocks",
     "upgrade",
     "restore",
+    "hostile",
     "storm",
 )
 FAULT_S_MAX: Final = 420.0

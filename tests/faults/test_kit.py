@@ -1,0 +1,78 @@
+"""The fault kit as anybody runs it: real processes, real clients, one JSON document, every promise kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from loadtest.faults.run import Options, load_faults, selected
+from tests.support.command import TREE, environment
+
+NAMES_OF_THE_SHORT_SELECTION = {one.name for one in load_faults().values() if one.short}
+NUMBERS = (
+    "accepted",
+    "delivered",
+    "opened_once",
+    "lost",
+    "duplicated",
+    "out_of_order",
+    "quota_breaches",
+    "recovered_s",
+)
+MESSAGES_OF_THE_WHOLE_KIT = 100_000
+
+
+async def faults(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the JSON document, and what was told on the way."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest", "faults", "--json", *arguments,
+        env=environment(), cwd=TREE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    document, told = await process.communicate()
+    assert process.returncode is not None
+    print(told.decode())
+    return process.returncode, json.loads(document), told.decode()
+
+
+@pytest.mark.timeout(420)
+async def test_the_short_selection_keeps_every_promise_and_ends_with_one_document() -> None:
+    status, report, told = await faults("--short", "--worlds", "3")
+    assert status == 0, told
+    assert report["ok"]
+    assert {result["name"] for result in report["faults"]} == NAMES_OF_THE_SHORT_SELECTION
+    for result in report["faults"]:
+        assert set(NUMBERS) <= set(result)
+        assert result["accepted"] > 0
+        assert result["opened_once"] == result["delivered"] >= result["accepted"]
+        assert (result["lost"], result["duplicated"], result["out_of_order"], result["quota_breaches"]) == (0, 0, 0, 0)
+        assert f"{result['name']}: ok" in told
+    assert report["total"]["accepted"] == sum(result["accepted"] for result in report["faults"])
+    assert report["left_behind"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2_400)
+async def test_the_whole_kit_keeps_every_promise_over_a_hundred_thousand_messages() -> None:
+    status, report, told = await faults("--worlds", "3")
+    assert status == 0, told
+    assert {result["name"] for result in report["faults"]} == set(load_faults())
+    assert report["total"]["accepted"] >= MESSAGES_OF_THE_WHOLE_KIT
+
+
+def test_a_run_that_failed_is_repeated_by_its_seed_and_its_names() -> None:
+    names = ("kill-worker", "kill-gateway")
+    assert [one.name for one in selected(Options(only=names, seed=7))] == ["kill-gateway", "kill-worker"]
+
+
+async def test_an_unknown_fault_is_named_and_nothing_is_started() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest", "faults", "--only", "no-such-fault",
+        env=environment(), cwd=TREE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, told = await process.communicate()
+    assert process.returncode == 2
+    assert b"no-such-fault" in told
