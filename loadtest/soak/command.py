@@ -51,7 +51,8 @@ def show(report: dict[str, Any], console: Console) -> None:
     console.print(table)
     for role, seconds in report["cpu_s"].items():
         console.print(f"{role}: {seconds:,.1f} s of processor time")
-    for text in report["conditions"]["disturbed"]:
+    console.print(f"load processes: {report['load_generator_cores']:.2f} cores")
+    for text in (*report["warnings"], *report["conditions"]["disturbed"]):
         console.print(f"WARNING {text}", style="bold red")
     for picture in report["pictures"]:
         console.print(picture)

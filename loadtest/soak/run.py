@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 from loadtest import machine
-from loadtest.conditions import Watch
+from loadtest.conditions import GENERATOR_CORES_MAX, Watch
 from loadtest.server import UNLIMITED, Server, fresh_server
 from loadtest.soak.failure import SoakFailed
 from loadtest.soak.history import courses, failures
@@ -57,7 +59,7 @@ async def soak(settings: SoakSettings) -> dict[str, Any]:
         watcher = Watcher(server.postgres_dsn, server.pids, max(1.0, seconds / SAMPLES_A_RUN))
         watching = asyncio.create_task(watcher.run(), name="soak-watch")
         try:
-            await _locust(server, settings, seconds)
+            generator_cores = await _locust(server, settings, seconds)
             if watching.done():
                 watching.result()
         finally:
@@ -84,6 +86,8 @@ async def soak(settings: SoakSettings) -> dict[str, Any]:
         },
         "conditions": watch.stop(),
         "load_processes_judged": len(histories),
+        "load_generator_cores": round(generator_cores, 2),
+        "warnings": _generator_warning(generator_cores, settings.workers),
         "cpu_s": {role: round(used, 2) for role, used in samples[-1].cpu_s.items()} if samples else {},
         **{key: value for key, value in verdict.items() if key != "ok"},
         "pictures": [str(path) for path in pictures],
@@ -92,8 +96,9 @@ async def soak(settings: SoakSettings) -> dict[str, Any]:
     return report
 
 
-async def _locust(server: Server, settings: SoakSettings, seconds: float) -> None:
-    """Master and workers as processes of their own; returns when all have ended."""
+async def _locust(server: Server, settings: SoakSettings, seconds: float) -> float:
+    """Master and workers as processes of their own; when all have ended, returns the cores that they used."""
+    used_before, started = _ended_children_s(), perf_counter()
     port = _free_port()
     environment = {**os.environ, "MAILBOX_LOAD_VERDICTS": str(settings.directory)}
     common = ["-f", str(LOCUSTFILE), "--host", server.urls[0], "--loglevel", "INFO"]
@@ -127,6 +132,18 @@ async def _locust(server: Server, settings: SoakSettings, seconds: float) -> Non
     # A worker whose history was bad ends with 1: that is the verdict's to say.
     if not (settings.directory / "locust_stats_history.csv").exists():
         raise SoakFailed(f"Locust's master left no history: {_tail(logs[0])}")
+    return (_ended_children_s() - used_before) / (perf_counter() - started)
+
+
+def _ended_children_s() -> float:
+    """Processor time of what this process has started and waited for; the server still runs and is not in it."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
+
+
+def _generator_warning(cores: float, workers: int) -> list[str]:
+    most = workers * GENERATOR_CORES_MAX
+    return [f"the load processes were the bottleneck: {cores:.2f} of {workers} cores"] if cores > most else []
 
 
 def _names(workers: int) -> list[str]:
