@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from mailbox_client.arrivals import Arrivals
 from mailbox_client.engine_io import (
     Abandon,
     AckAnswered,
@@ -16,15 +17,11 @@ from mailbox_client.engine_io import (
     DeferMessages,
     Forget,
     FrameReceived,
-    GetPage,
     HandOver,
     Input,
     MessagesWaiting,
     Notify,
     Output,
-    Page,
-    PostAck,
-    PostSend,
     Prefer,
     PullAnswered,
     RequestFailed,
@@ -45,17 +42,18 @@ from mailbox_client.engine_io import (
     Woke,
 )
 from mailbox_client.errors import StopReason
-from mailbox_client.events import CaughtUp, Connected, Event, ServerNotice, StoreWasReset, Transport
+from mailbox_client.events import Event, ServerNotice, StoreWasReset
+from mailbox_client.http_session import HttpSession
 from mailbox_client.incoming import Incoming
 from mailbox_client.link import Link
 from mailbox_client.local_store import LocalStore
 from mailbox_client.outgoing import Outgoing
 from mailbox_client.reading import Reading
+from mailbox_client.server_time import ServerTime
 from mailbox_client.settings import ClientSettings
-from protocol.errors import ErrorCode, MailboxError
+from protocol.errors import ErrorCode
 from protocol.frames import (
     AckResult,
-    Entry,
     Error,
     GoAway,
     MailboxBatch,
@@ -64,7 +62,6 @@ from protocol.frames import (
     SendAck,
     Welcome,
 )
-from protocol.ids import ClientMessageId
 
 
 class Engine:
@@ -89,6 +86,7 @@ class Engine:
         self._settings = settings
         self._out: list[Output] = []
         self._numbers = numbers
+        self._time = ServerTime()
         with store.transaction():
             self._outgoing = Outgoing(store, settings, random)
             self._incoming = Incoming(store, settings, numbers)
@@ -100,8 +98,11 @@ class Engine:
         if store.was_reset:
             self._notify(StoreWasReset())
         self._link = Link(settings, random, numbers, instance, self._out, self)
-        self._server_base: tuple[int, int] | None = None  # server time and monotonic time of one moment
-        self._http_sends: dict[int, ClientMessageId] = {}
+        parts = self._outgoing, self._incoming, self._reading
+        self._arrivals = Arrivals(store, settings, *parts, self._time, self._notify)
+        self._http = HttpSession(
+            settings, numbers, self._out, self._link, *parts, self._arrivals, self._time, self._notify
+        )
         self._acks_pause_until = 0
 
     # -- driving
@@ -137,10 +138,7 @@ class Engine:
 
     def server_now(self, now: int) -> int | None:
         """The server's time as far as it is known in this process."""
-        if self._server_base is None:
-            return None
-        server, monotonic = self._server_base
-        return server + now - monotonic
+        return self._time.at(now)
 
     # -- inputs
 
@@ -189,16 +187,13 @@ class Engine:
             case SocketLost():
                 link.socket_lost(now, one)
             case PullAnswered(request, page):
-                self._page(now, request, page)
+                self._http.page_came(now, request, page)
             case SendAnswered(request, duplicate, results):
-                cmid_sent = self._http_sends.pop(request, None)
-                self._reading.echoes_wait = False
-                if cmid_sent is not None:
-                    self._notify(*self._outgoing.answered(cmid_sent, duplicate, results))
+                self._http.send_answered(request, duplicate, results)
             case AckAnswered(request):
                 self._incoming.acked(request)
             case RequestFailed(request, error):
-                self._request_failed(now, request, error)
+                self._http.failed(now, request, error)
 
     def _frame(self, now: int, frame: object) -> None:
         link = self._link
@@ -206,14 +201,14 @@ class Engine:
         match frame:
             case MailboxBatch(ref, entries, cursor, more, caught_up):
                 if ref is None:
-                    self._take_in(now, entries, pushed=True)
+                    self._arrivals.take_in(now, entries, pushed=True)
                     self._store.set_cursor(cursor)
                     if caught_up:
-                        self._reached_watermark(now)
+                        self._arrivals.reached_watermark(now, link.transport)
                     else:
                         self._incoming.make_room()
                 elif self._reading.is_walk_page(ref):
-                    self._walked(now, entries, cursor, more)
+                    self._arrivals.walked(now, entries, cursor, more)
             case SendAck(cmid, duplicate, results):
                 self._notify(*self._outgoing.answered(cmid, duplicate, results))
             case AckResult(ref):
@@ -240,7 +235,7 @@ class Engine:
             self._incoming.ack_failed(error.ref)
             self._acks_pause_until = now + max(error.retry_after_ms or 0, self._settings.retry_base_ms)
         elif error.ref is not None and self._reading.is_walk_page(error.ref):
-            self._reading.walk_failed(self._known_now(now), error.retry_after_ms)
+            self._reading.walk_failed(self._time.known(now), error.retry_after_ms)
         elif error.code is ErrorCode.DEVICE_REVOKED:
             self._link.stop(StopReason.REVOKED)
         # Every other error without a reference is followed by the close code that says what to do.
@@ -250,7 +245,7 @@ class Engine:
             case {"kind": "reauth_soon"}:
                 self._link.reauth_soon()
             case {"kind": "reauthenticated", "reauth_before": int(reauth_before)}:
-                self._link.reauthenticated(now, reauth_before - self._known_now(now))
+                self._link.reauthenticated(now, reauth_before - self._time.known(now))
             case {"kind": "prekeys_low", "left": int(left)}:
                 self._notify(ServerNotice("prekeys_low", left))
             case {"kind": ("push_route_gone" | "mailbox_filling") as name}:
@@ -258,66 +253,15 @@ class Engine:
             case _:
                 pass  # unknown kinds are ignored (WIRE)
 
-    # -- entries
-
-    def _take_in(self, now: int, entries: tuple[Entry, ...], *, pushed: bool, walk: bool = False) -> None:
-        for entry in entries:
-            if entry.cmid is not None:
-                self._notify(*self._outgoing.entry_seen(entry.cmid, entry.accepted_at))
-        self._incoming.take_in(entries, self._known_now(now), pushed=pushed, walk=walk)
-
-    def _reached_watermark(self, now: int) -> None:
-        server_now = self._known_now(now)
-        if self._reading.reached_watermark(server_now):
-            self._notify(CaughtUp(self._link.transport))
-            self._notify(*self._outgoing.reconciled(server_now))
-
-    def _walked(self, now: int, entries: tuple[Entry, ...], cursor: str, more: bool) -> None:
-        self._take_in(now, entries, pushed=False, walk=True)
-        server_now = self._known_now(now)
-        if self._reading.walk_page_came(cursor, more, server_now):
-            self._incoming.retry_deferred()
-            self._store.prune(server_now - self._settings.dedup_age_ms)
-
-    # -- HTTP session
+    # -- what the link tells
 
     def http_begins(self, now: int) -> None:
         self._reading.http_begins()
         self._acks_pause_until = 0
 
-    def _page(self, now: int, request: int, page: Page) -> None:
-        self._link.http_works(now)
-        if self._reading.is_walk_page(request):
-            self._walked(now, page.entries, page.cursor, page.more)
-        elif self._reading.is_page(request):
-            if self._reading.page_came(page):
-                self._notify(Connected(Transport.HTTP, bool(page.entries)))
-            self._take_in(now, page.entries, pushed=False)
-            if page.caught_up:
-                self._reached_watermark(now)
-
-    def _request_failed(self, now: int, request: int, error: MailboxError | None) -> None:
-        if request in self._http_sends:
-            cmid = self._http_sends.pop(request)
-            if error is not None and error.code not in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED):
-                self._reading.echoes_wait = error.code is ErrorCode.ECHO_BACKLOG_FULL
-                self._notify(*self._outgoing.failed(now, cmid, error.code, error.at, error.retry_after_ms))
-                return
-        elif self._incoming.is_ack(request):
-            self._incoming.ack_failed(request)
-        elif self._reading.is_page(request):
-            if self._reading.page_failed(error):
-                return
-        elif self._reading.is_walk_page(request):
-            self._reading.walk_failed(self._known_now(now), error.retry_after_ms if error is not None else None)
-        else:
-            return
-        self._link.http_failed(now, error)
-
     def connection_lost(self) -> None:
-        abandoned = [*self._http_sends, *self._reading.connection_lost()]
-        self._out.extend(Abandon(request) for request in abandoned)
-        self._http_sends.clear()
+        self._http.lost()
+        self._out.extend(Abandon(request) for request in self._reading.connection_lost())
         self._incoming.connection_lost()
         self._notify(*self._outgoing.connection_lost())
 
@@ -328,7 +272,7 @@ class Engine:
         if link.has_socket:
             self._give_out_frames(now)
         elif link.online:
-            self._give_out_requests(now)
+            self._http.give_out(now, acks_may_go=now >= self._acks_pause_until)
         if self._incoming.waiting:
             self._out.append(MessagesWaiting())
 
@@ -349,44 +293,10 @@ class Engine:
                 link.put(now, PullMailbox(*walk, self._settings.page_limit))
         link.leave_when_done(now, busy=self._outgoing.in_flight > 0 or self._incoming.acks_in_flight > 0)
 
-    def _give_out_requests(self, now: int) -> None:
-        link = self._link
-        busy = self._http_sends or self._incoming.acks_in_flight
-        if link.wants_socket(now):
-            if not busy:
-                link.try_socket(now)
-            return  # nothing new until what is in flight is answered
-        self._incoming.take_defers()  # no window here: a deferred entry is simply not acked
-        if now >= self._acks_pause_until:
-            for ref, mids in self._incoming.take_acks(in_flight_max=1):
-                self._out.append(PostAck(ref, mids))
-        if not self._http_sends:  # one at a time: that keeps their order
-            sends, events = self._outgoing.take(now, None, 1)
-            self._notify(*events)
-            for send in sends:
-                request = next(self._numbers)
-                self._http_sends[request] = send.cmid
-                self._out.append(PostSend(request, send))
-        if walk := self._reading.next_walk_page(self.server_now(now)):
-            request, cursor = walk
-            self._out.append(GetPage(request, cursor, 0, None))
-        slow = self._incoming.unconfirmed >= self._settings.unconfirmed_max
-        if page := self._reading.next_page(app_is_slow=slow):
-            self._out.append(page)
-
     # -- inside
 
-    def _known_now(self, now: int) -> int:
-        """The server's time where it must be known: a token tells it, and nothing comes before a token."""
-        server_now = self.server_now(now)
-        if server_now is None:
-            raise AssertionError("something came from the server before it told its time")
-        return server_now
-
     def _learn_time(self, now: int, server_now: int) -> None:
-        first = self._server_base is None
-        self._server_base = (server_now, now)
-        if first:
+        if self._time.learn(now, server_now):
             self._outgoing.server_time_learned(now, server_now)
             self._out.append(ServerTimeKnown(server_now))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from blake3 import blake3
 
@@ -14,7 +15,6 @@ from mailbox_client.incoming import Incoming
 from mailbox_client.local_store import MessageState
 from mailbox_client.local_store.memory import MemoryStore
 from mailbox_client.outgoing import Outgoing
-from mailbox_client.settings import ClientSettings
 from protocol.client_message_id import OrdinalLease
 from protocol.errors import ErrorCode
 from protocol.frames import Ack, Entry, Send, SendResult
@@ -196,13 +196,9 @@ class AcksWithoutEnd(Incoming):
 def with_parts(outgoing: type[Outgoing] = Outgoing, incoming: type[Incoming] = Incoming) -> Callable[..., Engine]:
     """Engines in which one part is replaced."""
 
-    def make(store: MemoryStore, settings: ClientSettings, **how: Any) -> Engine:
-        engine = Engine(store, settings, **how)
-        with MemoryStore.transaction(store):
-            engine._outgoing = outgoing(store, settings, how["random"])
-            engine._incoming = incoming(store, settings, engine._numbers)
-            engine._outgoing.connection_lost()
-        return engine
+    def make(*how: Any, **named: Any) -> Engine:
+        with patch.multiple("mailbox_client.engine", Outgoing=outgoing, Incoming=incoming):
+            return Engine(*how, **named)
 
     return make
 
