@@ -30,8 +30,9 @@ def after_restore(
 ) -> dict[str, Any]:
     """Do all of it and say what was found. Interrupted, it can be run again.
 
-    Raises CommandError when the schema is not this release's, the copy is damaged, or this restore was dealt with
-    already and not `force`.
+    Raises CommandError for every fault that it finds: a schema that is not this release's, idempotency keys that stand
+    twice, counters that differed from their rows. The database stays closed then. Counters are repaired first, so the
+    next run gets past them. Also when this restore was dealt with already, and not `force`.
     """
     config = load_settings(ProcessConfig, data_dir=data_dir, config_file=config_file)
     revoked = _read_revocations(revocations) if revocations is not None else []
@@ -64,8 +65,13 @@ async def _run_steps(
         )
     policy = await session.policy()
     retention = RetentionStore(session.postgres)
+    if repaired := await _repair_counters(retention):
+        # A restored copy is of one moment, and in every moment they agree: somebody has to look before mail goes on.
+        raise CommandError(
+            f"the counters of {repaired} devices differed from their rows and were repaired: how was this copy made? "
+            "If it is to be used, run this again"
+        )
     report = {
-        "counters_repaired": await _repair_counters(retention),
         "overdue_s": {table.value: round(age) for table, age in (await retention.oldest_overdue(policy)).items()},
         "revocations_applied": await _revoke(session, revoked),
         "prekeys_suspect": await restored.suspect_prekeys(),
