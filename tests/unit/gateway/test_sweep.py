@@ -16,6 +16,7 @@ from protocol.ids import DeviceId
 from runtime.supervise import Progress
 from store.sessions import SWEEP_MAX, SessionState, SweepRequest
 from tests.support.clock import FakeClock, settle
+from tests.support.waiting import eventually
 
 EPOCH = b"epoch"
 SESSIONS = 20_000
@@ -130,6 +131,4 @@ async def test_once_wakes_are_lost_the_quick_rounds_begin_within_a_second_and_no
         assert len(swept.store.calls) == 1
         swept.interval_s = 2.0
         swept.clock.move(2.0)
-        async with asyncio.timeout(5):
-            while len(swept.store.calls) < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(swept.store.calls) == 2, within_seconds=5, what="a second round")
