@@ -15,7 +15,7 @@ from protocol.frames import Entry
 
 
 class Arrivals:
-    """Joins what is received, what is sent and how far the mailbox was read: sends are matched before echoes are acked."""
+    """Joins what is received, what is sent, how far the mailbox was read: sends are matched before echoes are acked."""
 
     def __init__(
         self,

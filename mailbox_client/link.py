@@ -14,13 +14,14 @@ from mailbox_client.backoff import full_jitter
 from mailbox_client.engine_io import CloseSocket, Notify, OpenSocket, Output, PutFrame, SocketLost
 from mailbox_client.errors import StopReason
 from mailbox_client.events import Connected, Disconnected, Stopped, Transport
+from mailbox_client.heartbeat import Heartbeat
 from mailbox_client.settings import ClientSettings
 from mailbox_client.token_plan import TokenPlan
+from mailbox_client.transport_choice import TransportChoice
 from protocol.errors import CloseCode, ErrorCode, MailboxError
 from protocol.frames import Error, GoAway, Hello, Ping, Reauth, ServerFrame, Welcome
 
 TOKEN_REFUSALS_MAX: Final = 3
-PING_SHARE: Final = 0.6  # of heartbeat_s: a lost ping leaves time for another
 HTTP_STATUS_WAIT: Final = (429, 503)
 
 _FINAL: Final = {
@@ -73,18 +74,13 @@ class Link:
         self.welcome: Welcome | None = None
         self._due = 0
         self._not_before = 0  # a come-back time that the server gave: nothing overrides it
-        self._prefer: Transport | None = None
+        self._choice = TransportChoice(settings, random)
+        self._heartbeat = Heartbeat()
         self._token = TokenPlan(random, numbers, out)
         self._token_refusals = 0
         self._failures = 0
         self._auth_failures = 0
-        self._socket_failures = 0  # upgrades that did not lead to a WELCOME while HTTP works
-        self._socket_retry_at = 0
-        self._socket_retries = 0
         self._online_since = 0
-        self._last_put = 0
-        self._pong_due: int | None = None
-        self._pings = 0
 
     @property
     def online(self) -> bool:
@@ -130,8 +126,7 @@ class Link:
                 pass
 
     def prefer(self, now: int, transport: Transport | None) -> None:
-        self._prefer = transport
-        self._socket_failures = 0
+        self._choice.prefer(transport)
         wrong = transport is not None and transport is not self.transport
         if wrong and self.phase in (Phase.OPENING, Phase.GREETING, Phase.ONLINE, Phase.LEAVING):
             self._restart(now)
@@ -201,7 +196,8 @@ class Link:
         self.phase = Phase.ONLINE
         self.welcome = welcome
         self._online_since = now
-        self._socket_failures = self._socket_retries = 0
+        self._choice.socket_works()
+        self._heartbeat.heartbeat_s = welcome.heartbeat_s
         self._token.renew_before(now, welcome.reauth_before - welcome.now)
         self._out.append(Notify(Connected(Transport.WEBSOCKET, welcome.pending)))
 
@@ -233,15 +229,15 @@ class Link:
             self._wait(now, lost.code, self._backoff(1))
         else:
             if early and not lost.unreachable and lost.http_status not in HTTP_STATUS_WAIT:
-                self._socket_failed(now)
-            if early and self._http_now(now):
+                self._choice.socket_failed(now)
+            if early and self._choice.is_http(now):
                 self._wait(now, lost.code, 0)  # HTTP has not been tried yet
             else:
                 self._fail(now, lost.code, None)
 
     def frame_came(self) -> None:
         """Any frame proves the connection."""
-        self._pong_due = None
+        self._heartbeat.heard()
 
     def put(self, now: int, frame: object) -> None:
         """Put a frame on the socket, if there is one."""
@@ -271,12 +267,7 @@ class Link:
 
     def wants_socket(self, now: int) -> bool:
         """True if HTTP is in use and it is time to try a WebSocket again."""
-        return (
-            self.online
-            and self.transport is Transport.HTTP
-            and self._prefer is not Transport.HTTP
-            and now >= self._socket_retry_at
-        )
+        return self.online and self.transport is Transport.HTTP and self._choice.wants_socket(now)
 
     def try_socket(self, now: int) -> None:
         """Leave HTTP for a try. The caller has nothing in flight."""
@@ -285,7 +276,7 @@ class Link:
     # -- the clock
 
     def tick(self, now: int) -> None:
-        if self.has_socket and self._pong_due is not None and now >= self._pong_due:
+        if self.has_socket and self._heartbeat.is_dead(now):
             self._abort(now)
             return
         match self.phase:
@@ -300,7 +291,7 @@ class Link:
                 if now - self._online_since >= self._settings.stable_ms:
                     self._failures = self._auth_failures = 0
                 self._token.renew_when_due(now)
-                if self.transport is Transport.WEBSOCKET and now >= self._ping_at():
+                if self.transport is Transport.WEBSOCKET and now >= self._heartbeat.ping_due:
                     self._ping(now, self._settings.pong_ms)
             case _:
                 pass
@@ -323,11 +314,11 @@ class Link:
             case Phase.STOPPED:
                 return None
             case Phase.ONLINE:
-                dues = [self._token.next_due(), self._pong_due]
+                dues = [self._token.next_due(), self._heartbeat.pong_due]
                 if self.transport is Transport.WEBSOCKET:
-                    dues.append(self._ping_at())
-                elif self._prefer is not Transport.HTTP and self._socket_retry_at > now:
-                    dues.append(self._socket_retry_at)  # past it, the answer that is waited for brings the next step
+                    dues.append(self._heartbeat.ping_due)
+                else:
+                    dues.append(self._choice.next_try(now))
                 if self._failures:
                     dues.append(self._online_since + self._settings.stable_ms)
                 return min((due for due in dues if due is not None), default=None)
@@ -341,7 +332,7 @@ class Link:
             self.phase = Phase.TOKEN
             self._due = now + self._settings.token_ms
             self._token.fetch()
-        elif self._http_now(now):
+        elif self._choice.is_http(now):
             self.phase = Phase.ONLINE
             self.transport = Transport.HTTP
             self._online_since = now
@@ -350,40 +341,16 @@ class Link:
             self.phase = Phase.OPENING
             self.transport = Transport.WEBSOCKET
             self.welcome = None
-            self._pong_due = None
+            self._heartbeat.heard()
             self.socket = next(self._numbers)
             self._due = now + self._settings.open_ms
             self._out.append(OpenSocket(self.socket))
 
-    def _http_now(self, now: int) -> bool:
-        if self._prefer is not None:
-            return self._prefer is Transport.HTTP
-        return self._socket_failures >= self._settings.socket_failures_max and now < self._socket_retry_at
-
-    def _socket_failed(self, now: int) -> None:
-        self._socket_failures += 1
-        if self._socket_failures >= self._settings.socket_failures_max:
-            self._socket_retries += 1
-            settings = self._settings
-            self._socket_retry_at = now + max(
-                settings.socket_retry_base_ms,
-                full_jitter(
-                    settings.socket_retry_base_ms, settings.socket_retry_cap_ms, self._socket_retries, self._random()
-                ),
-            )
-
-    def _ping_at(self) -> int:
-        heartbeat_s = self.welcome.heartbeat_s if self.welcome is not None else 45
-        return self._last_put + int(heartbeat_s * 1000 * PING_SHARE)
-
     def _ping(self, now: int, pong_ms: int) -> None:
-        self._pings += 1
-        due = now + pong_ms
-        self._pong_due = due if self._pong_due is None else min(due, self._pong_due)
-        self._put(now, Ping(self._pings))
+        self._put(now, Ping(self._heartbeat.ping(now, pong_ms)))
 
     def _put(self, now: int, frame: object) -> None:
-        self._last_put = now
+        self._heartbeat.put(now)
         self._out.append(PutFrame(self.socket, frame))  # type: ignore[arg-type]
 
     def _abort(self, now: int) -> None:
@@ -411,7 +378,7 @@ class Link:
 
     def _wait(self, now: int, code: int | None, wait_ms: int) -> None:
         self.phase = Phase.WAITING
-        self._pong_due = None
+        self._heartbeat.heard()
         self._due = max(now + wait_ms, self._not_before)
         self._listener.connection_lost()
         self._out.append(Notify(Disconnected(code, self._due - now)))
