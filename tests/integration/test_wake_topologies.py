@@ -155,6 +155,35 @@ async def test_a_lost_shard_takes_only_its_own_wakes_until_its_replica_stands_in
         await eventually(lambda: ear.subscriber.connected and ear.bus.reachable, what="nothing is amiss any more")
 
 
+async def test_a_cluster_that_was_away_altogether_is_used_again(database: str, tmp_path: Path) -> None:
+    async with (
+        valkey_cluster(tmp_path) as cluster,
+        listening(cluster.url) as ear,
+        worker_parts(database, cluster.url) as worker,
+        rates(ear.redis) as take,
+    ):
+        provider = worker.provider
+        assert isinstance(provider, ScriptedProvider)
+        await pushes_one(worker, provider)
+        everything = [*cluster.masters, cluster.replica]
+        for node in everything:
+            await node.kill()
+        await eventually(lambda: not ear.subscriber.connected, what="the loss is noticed")
+        ear.bus.publish([Wake(device, 0) for device in ear.devices.values()])
+        await eventually(lambda: not ear.bus.reachable, within_seconds=20, what="wakes do not get through")
+        assert await take() is None
+        for node in everything:
+            await node.start()
+        await ear.carries_in_the_end(list(ear.devices.values()))
+        await eventually(lambda: ear.subscriber.connected and ear.bus.reachable, what="nothing is amiss any more")
+        await pushes_one(worker, provider)
+
+        async def taken() -> bool:
+            return await take() is not None
+
+        await eventually(taken, within_seconds=20, what="rates are shared again")
+
+
 async def test_a_frozen_shard_keeps_no_other_wakes_waiting(tmp_path: Path) -> None:
     async with valkey_cluster(tmp_path) as cluster, listening(cluster.url) as ear:
         frozen = cluster.masters[1]
@@ -266,7 +295,10 @@ async def pushes_one(worker: WorkerParts, provider: ScriptedProvider) -> None:
     await worker.submit(await worker.device())
 
     async def pushed() -> bool:
-        await worker.turn()
+        try:
+            await worker.turn()
+        except QueueUnreachable:
+            return False  # its loop would try again
         await worker.reconciler.round()
         return len(provider.pushed) == before + 1
 
