@@ -17,6 +17,10 @@ from protocol.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 # READ_BYTES_MAX always make a frame below BATCH_BYTES_MAX.
 ENTRY_OVERHEAD_BYTES: Final = 112
 READ_BYTES_MAX: Final = BATCH_BYTES_MAX - BATCH_ENTRIES_MAX * ENTRY_OVERHEAD_BYTES - 1_024
+# A wake tells of one new entry, seldom of many. Asking for little lets the reads of many sessions share a query; if
+# there is more, the next read asks for all that fits.
+SHALLOW_ENTRIES: Final = 16
+SHALLOW_BYTES: Final = 64 * 1024
 
 _new: Final = tuple.__new__  # as the class's own constructor, without the Python function around it
 
@@ -59,6 +63,7 @@ class DeliveryState:
         "_batch_bytes",
         "_batch_entries",
         "_caught_up_said",
+        "_deep",
         "_heard",
         "_more",
         "_next_size",
@@ -87,6 +92,7 @@ class DeliveryState:
         self._heard = 0  # the highest position hinted at since the last read started
         self._recheck = False  # a reason without a position came since the last read started
         self._reading = False
+        self._deep = False  # the last page was not the end of the mailbox
         self._more = False  # something un-acked is known to lie above `sent`
         self._next_size = 0  # of the entry that did not fit the window; 0: not known
         self._probe = False  # something below may have gone: worth a look although the window is full
@@ -170,7 +176,11 @@ class DeliveryState:
                 return ReadPlan(self.sent, 1, 1)  # only to learn whether the stream may step over the watermark
             return None
         # Below the watermark one entry more is read than fits: where it stands tells how far the stream may step on.
-        room_entries += self.sent < self.watermark
+        if self.sent < self.watermark:
+            room_entries += 1
+        elif not self._deep:
+            room_entries = min(room_entries, SHALLOW_ENTRIES)
+            room_bytes = min(room_bytes, SHALLOW_BYTES)
         return ReadPlan(self.sent, min(room_entries, BATCH_ENTRIES_MAX), max(1, min(room_bytes, READ_BYTES_MAX)))
 
     @property
@@ -220,7 +230,7 @@ class DeliveryState:
             self.sent = row.position
             self._take(row.entry.mid, row.size, row.entry.expires_at)
             last += 1
-        self._more = more
+        self._more = self._deep = more
         if more:
             # The next entry may stand above the watermark: worth a look, should there be no room for it.
             self._probe = self.sent < self.watermark

@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from protocol.delivery_state import READ_BYTES_MAX, BatchEnd, DeliveryState, ReadPlan
+from protocol.delivery_state import (
+    READ_BYTES_MAX,
+    SHALLOW_BYTES,
+    SHALLOW_ENTRIES,
+    BatchEnd,
+    DeliveryState,
+    ReadPlan,
+)
 from protocol.frames import Entry
 from protocol.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 from protocol.server_frames import encode_entry, encode_mailbox_batch
@@ -266,6 +273,19 @@ def test_a_hint_that_lies_costs_one_read_and_no_endless_ones() -> None:
     session.hint(2**60)
     assert read(session, [], 0) is None
     assert session.read_wanted() is None
+
+
+def test_a_wake_asks_for_little_and_what_is_behind_it_for_all_that_fits() -> None:
+    session = state(head=10, window_entries=200, window_bytes=500_000)
+    assert session.read_wanted() == ReadPlan(0, 201, 500_000)  # a backlog
+    read(session, [row(10)], 10)
+    session.hint(11)
+    assert session.read_wanted() == ReadPlan(10, SHALLOW_ENTRIES, SHALLOW_BYTES)
+    read(session, [row(position) for position in range(11, 27)], 40, more=True)
+    assert session.read_wanted() == ReadPlan(26, 183, 499_830)  # there is more than a wake's worth
+    read(session, [row(position) for position in range(27, 41)], 40)
+    session.hint(41)
+    assert session.read_wanted() == ReadPlan(40, SHALLOW_ENTRIES, SHALLOW_BYTES)
 
 
 def test_a_late_hint_is_ignored() -> None:
