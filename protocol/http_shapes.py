@@ -258,20 +258,31 @@ def push_route(fields: Fields) -> PushRoute:
                 settings["p256dh"] = _encoded(fields, "p256dh", 65)  # uncompressed P-256 point, RFC 8291
                 settings["auth"] = _encoded(fields, "auth", 16)
         case "apns":
-            settings["token"] = fields.text("token", 1, PUSH_TEXT_CHARS_MAX)
-            settings["topic"] = fields.text("topic", 1, 255)
+            settings["token"] = _visible(fields, "token", PUSH_TEXT_CHARS_MAX)
+            settings["topic"] = _visible(fields, "topic", 255)
             settings["mode"] = fields.choice("mode", ("background", "alert"))
         case "fcm":
-            settings["token"] = fields.text("token", 1, PUSH_TEXT_CHARS_MAX)
+            settings["token"] = _visible(fields, "token", PUSH_TEXT_CHARS_MAX)
         case _:
             settings["url"] = _url(fields, "url")
     return PushRoute(provider, settings)
 
 
+def _visible(fields: Fields, name: str, chars_max: int) -> str:
+    """What providers hand out. Some of it goes into a header of a connection that other devices' pushes share."""
+    value = fields.text(name, 1, chars_max)
+    if not _is_visible(value):
+        raise bad_request(f"{name} is a text of visible ASCII characters")
+    return value
+
+
+def _is_visible(text: str) -> bool:
+    return all("\x21" <= char <= "\x7e" for char in text)
+
+
 def _url(fields: Fields, name: str) -> str:
     url = fields.text(name, 1, PUSH_TEXT_CHARS_MAX)
-    visible = all("\x21" <= char <= "\x7e" for char in url)
-    if not visible or not _names_a_server(url):
+    if not _is_visible(url) or not _names_a_server(url):
         raise bad_request(f"{name} is an absolute http or https URL, without a user name")
     return url
 

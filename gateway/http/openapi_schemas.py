@@ -46,6 +46,10 @@ def text(low: int, high: int, **more: Any) -> Schema:
     return {"type": "string", "minLength": low, "maxLength": high, "pattern": r"^[^\x00]*$", **more}
 
 
+def _visible(chars_max: int) -> Schema:
+    return {"type": "string", "minLength": 1, "maxLength": chars_max, "pattern": r"^[!-~]+$"}
+
+
 def array(items: Schema, low: int, high: int) -> Schema:
     return {"type": "array", "items": items, "minItems": low, "maxItems": high}
 
@@ -255,12 +259,12 @@ def schemas() -> Schema:
                 record(
                     {
                         "provider": {"const": "apns"},
-                        "token": text(1, PUSH_TEXT_CHARS_MAX),
-                        "topic": text(1, 255),
+                        "token": _visible(PUSH_TEXT_CHARS_MAX),
+                        "topic": _visible(255),
                         "mode": {"type": "string", "enum": ["background", "alert"]},
                     }
                 ),
-                record({"provider": {"const": "fcm"}, "token": text(1, PUSH_TEXT_CHARS_MAX)}),
+                record({"provider": {"const": "fcm"}, "token": _visible(PUSH_TEXT_CHARS_MAX)}),
                 record({"provider": {"const": "gateway"}, "url": _URL}),
             ]
         },

@@ -205,7 +205,11 @@ async def test_a_route_is_put_shown_without_its_address_and_deleted(door: Door) 
         {"provider": "apns", "token": "ab", "topic": "org.example.app", "mode": "loud"},
         {"provider": "apns", "token": "", "topic": "t", "mode": "alert"},
         {"provider": "fcm", "token": ""},
+        {"provider": "apns", "token": "ab", "topic": "org.example\r\napns-id: x", "mode": "alert"},
+        {"provider": "apns", "token": "ab", "topic": "org.exämple", "mode": "alert"},
+        {"provider": "apns", "token": "a b", "topic": "t", "mode": "alert"},
         {"provider": "fcm", "token": 5},
+        {"provider": "fcm", "token": "a\nb"},
         {"provider": "gateway", "url": "javascript:alert(1)"},
     ],
 )
