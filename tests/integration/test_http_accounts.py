@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from protocol.errors import ErrorCode
 from protocol.ids import DeviceId, from_text, to_text
+from store.postgres import Postgres
 from tests.support.accounts import Keys
 from tests.support.http_door import (
     Door,
@@ -147,6 +148,43 @@ async def test_a_challenge_tells_its_context_and_looks_the_same_for_unknown_devi
         assert abs(known["expires_at"] - unknown["expires_at"]) < 5_000
     reply = await door.call("POST", "/v1/auth/challenges", {"device_id": device.id, "purpose": "other"})
     assert reply.code == "BAD_REQUEST"
+
+
+async def test_an_unknown_device_costs_the_same_queries_as_a_known_one(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the time tell them apart by more than what the database makes of the same statements."""
+    device, stranger = await door.device(), Keys()
+    asked: list[str] = []
+    for name in ("fetch", "fetchrow", "fetchval", "execute"):
+        original = getattr(Postgres, name)
+
+        async def noting(self: Postgres, query: str, *args: Any, original: Any = original) -> Any:
+            if "auth_challenges" in query or "device_public_key" in query:
+                asked.append(query)
+            return await original(self, query, *args)
+
+        monkeypatch.setattr(Postgres, name, noting)
+
+    async def sign_in(device_id: str) -> tuple[list[str], list[tuple[int, str]]]:
+        """What the database is asked, and what is answered, when somebody without the key tries."""
+        asked.clear()
+        challenge = await door.call("POST", "/v1/auth/challenges", {"device_id": device_id, "purpose": "token"})
+        signature = stranger.token_signature(
+            door.instance, DeviceId(from_text(device_id)), from_text(challenge.content["challenge"])
+        )
+        body = {
+            "device_id": device_id,
+            "challenge": challenge.content["challenge"],
+            "signature": to_text(signature),
+        }
+        refused = await door.call("POST", "/v1/auth/tokens", body)
+        return list(asked), [(challenge.status, ""), (refused.status, refused.content["detail"])]
+
+    known, unknown = await sign_in(device.id), await sign_in(random_id())
+    assert known == unknown
+    assert len(known[0]) >= 2
+    assert known[1][1][0] == 401
 
 
 async def test_a_token_tells_its_end_and_opens_the_mailbox(door: Door) -> None:

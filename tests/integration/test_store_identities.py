@@ -141,6 +141,8 @@ async def test_a_revoked_invite_and_an_invite_that_ran_out_admit_nobody(store: A
         asked = store.identities.register(Keys().registration(store.instance, invite))
         assert await refused(asked) is ErrorCode.INVITE_INVALID
     assert {status.status for status in await store.invites.list()} == {"revoked", "expired"}
+    events = [event.event_type for event in await store.audit.list()]
+    assert events == ["invite.revoked", "invite.created", "invite.created"]
 
 
 async def add(
