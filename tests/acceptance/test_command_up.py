@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -50,12 +52,31 @@ def now_running(data_dir: Path) -> list[int]:
     return [*pids["gateways"], pids["worker"], pids["postgres"], pids["valkey"]]
 
 
+def listening_addresses(pids: list[int]) -> set[str]:
+    """Where these processes accept connections, as the kernel says."""
+    sockets = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                sockets.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                packed = bytes.fromhex(local.partition(":")[0])
+                words = [packed[at : at + 4][::-1] for at in range(0, len(packed), 4)]  # in this machine's byte order
+                found.add(str(ipaddress.ip_address(b"".join(words))))
+    return found
+
+
 def test_a_fresh_directory_serves_stops_without_a_trace_and_serves_again(data_dir: Path) -> None:
     with running_up(data_dir, "--gateways", "2") as up:
         report = up.report
         assert set(report) >= {"url", "urls", "ws_urls", "ops_urls", "postgres_dsn", "redis_url", "data_dir", "pids"}
         assert (len(report["urls"]), len(report["ops_urls"]), report["data_dir"]) == (2, 3, str(data_dir))
         assert all(map(is_running, up.pids))
+        assert listening_addresses(up.pids) == {"127.0.0.1"}, "nothing listens beyond this machine unless told"
         for url in report["urls"]:
             assert up.get("/healthz", url=url)
             assert up.get("/readyz", url=url)

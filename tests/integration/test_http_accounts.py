@@ -11,9 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gateway.auth import AuthService
 from protocol.errors import ErrorCode
 from protocol.ids import DeviceId, from_text, to_text
+from store.auth import ChallengeStore
 from store.postgres import Postgres
 from tests.support.accounts import Keys
 from tests.support.http_door import (
@@ -185,6 +188,26 @@ async def test_an_unknown_device_costs_the_same_queries_as_a_known_one(
     assert known == unknown
     assert len(known[0]) >= 2
     assert known[1][1][0] == 401
+
+
+async def test_a_signing_key_written_into_the_database_makes_no_token(own_door: Door) -> None:
+    """The table only publishes keys; what signs and what is believed is in the keyring."""
+    services = own_door.gateway.services
+    device = await own_door.device()
+    forger = Ed25519PrivateKey.generate()
+    await services.postgres.execute(
+        "INSERT INTO instance_signing_keys (kid, purpose, public_key) VALUES ('forged', 'token', $1)",
+        forger.public_key().public_bytes_raw(),
+    )
+    auth = AuthService(
+        services.postgres, ChallengeStore(services.postgres), services.auth._verifier, own_door.instance,
+        ("forged", forger), services.clock,
+    )  # fmt: skip
+    reply = await own_door.call("GET", "/v1/mailbox", token=auth.issue(device.device_id).token)
+    assert (reply.status, reply.code) == (401, "UNAUTHENTICATED")
+    assert [key["kid"] for key in (await own_door.call("GET", "/v1/instance")).content["signing_keys"]] == [
+        services.keyring.token_signing[0]
+    ]
 
 
 async def test_a_token_tells_its_end_and_opens_the_mailbox(door: Door) -> None:
