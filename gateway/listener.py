@@ -187,6 +187,7 @@ class HttpRelay(asyncio.Protocol):
         self._http = http
         self._limits = limits
         self._address = address
+        self._counted = bool(address)
         # The loop looks these up for every event: nothing stands in between but at the end.
         self.data_received = http.data_received  # type: ignore[method-assign]
         self.connection_made = http.connection_made  # type: ignore[method-assign]
@@ -201,9 +202,13 @@ class HttpRelay(asyncio.Protocol):
 
     def leave(self) -> None:
         """The connection is no HTTP client's any more."""
-        if self._address:
+        if self._counted:
             self._limits.give_back_address(self._address)
-            self._address = ""
+            self._counted = False
+
+    def come_back(self) -> None:
+        """It is one all the same: right after `leave`, while nobody else can have taken its place."""
+        self._counted = bool(self._address) and self._limits.take_address(self._address)
 
 
 class UpgradeLater:
@@ -223,16 +228,17 @@ class UpgradeLater:
         if transport is None or request.method != "GET" or request.version != HttpVersion11:
             return None
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in request.raw_headers]
+        relay = cast(HttpRelay, transport.get_protocol())
+        relay.leave()  # its place at the address is the WebSocket's, or it gets it back
         judged = self._judge.judge(headers, http.peer)
         if judged is None:
+            relay.come_back()
             return None
         if isinstance(judged, Refused):
+            relay.come_back()
             response = web.Response(status=judged.status, headers=judged.headers, body=judged.body)
             response.force_close()
             return response
-        relay = transport.get_protocol()
-        if isinstance(relay, HttpRelay):
-            relay.leave()
         early = _take_transport(http)
         transport.write(judged.answer)
         self._door.take_over(transport, judged.address, early)

@@ -165,7 +165,14 @@ class TestLimits:
                 assert (await client.request(GET)).status == 200
             assert (await (await gateway.connect()).request(GET)).status == 429
             assert (await (await gateway.connect()).upgrade()).status == 429
-            # An upgrade on a connection that is counted already takes no second place.
+            # An upgrade on a connection that is counted already takes no second place, and one that is none keeps it.
+            assert (await held[0].request("GET /v1/ws HTTP/1.1\nHost: x\n\n")).status == 426
+            assert (await (await gateway.connect()).request(GET)).status == 429
+            assert (await held[0].upgrade()).status == 101
+            assert (await (await gateway.connect()).request(GET)).status == 429
+            held[0].cut()
+            await eventually(lambda: gateway.gateway.limits.connections <= 1, what="it has left")
+            assert (await (await gateway.connect()).request(GET)).status == 200
             held[1].cut()
             await eventually(lambda: gateway.gateway.limits.connections <= 1, what="one has left")
             await gateway.socket()
