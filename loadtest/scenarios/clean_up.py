@@ -67,11 +67,12 @@ async def expiry(run: Run) -> dict[str, Any]:
                 parts.append(part)
                 clean_s += seconds
                 remaining = await connection.fetchval(_REMAINING)
+            during = joined(parts)
+            used = meter.stop(during.confirmed)
+            after, after_s = await swarm.measure(BEFORE_S)
         finally:
             pacing.cancel()
             await asyncio.wait((pacing,))
-        during = joined(parts)
-        used = meter.stop(during.confirmed)
         verdict = judged(swarm, recorder, drained=await swarm.drain())
     finally:
         await connection.close()
@@ -84,7 +85,8 @@ async def expiry(run: Run) -> dict[str, Any]:
         {"rows": rows, "filled_s": round(filled_s, 1), "remaining": remaining, "cleaned_s": round(clean_s, 1)},
         {"cleaned_per_s": round((rows - remaining) / clean_s, 1), "ratio_p99": ratio},
         figures(during, clean_s),
-        {"before": figures(before, before_s)},
+        {"before": figures(before, before_s), "after": figures(after, after_s)},
+        {"parts": [part.delivery.summary() for part in parts]},
         {"facts": {"p99 during over before:": ratio, "rows cleaned a second:": round((rows - remaining) / clean_s)}},
         verdict,
         {"cpu": used},
