@@ -18,6 +18,7 @@ from websockets.utils import accept_key
 from gateway.client_address import Network, client_address
 from gateway.come_back import ComeBack
 from gateway.connection_limits import ConnectionLimits
+from gateway.http.answers import ON_EVERY_ANSWER
 from gateway.metrics import GatewayMetrics
 from gateway.request_ids import new_request_id
 from protocol.errors import ErrorCode, MailboxError, Outcome
@@ -150,7 +151,7 @@ def _all(headers: Headers, name: str) -> list[str]:
 
 def _refused(error: MailboxError) -> Refused:
     request_id = new_request_id()
-    headers = {"Content-Type": PROBLEM_MEDIA_TYPE, "X-Request-Id": request_id, "Cache-Control": "no-store"}
+    headers = {"Content-Type": PROBLEM_MEDIA_TYPE, "X-Request-Id": request_id, **ON_EVERY_ANSWER}
     if (retry_after := retry_after_header(error)) is not None:
         headers["Retry-After"] = retry_after
     return Refused(error.http_status, headers, json.dumps(problem(error, request_id)).encode())

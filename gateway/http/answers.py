@@ -16,7 +16,7 @@ from protocol.http_values import BodyFormat, render_body
 REQUEST_ID: Final = "X-Request-Id"
 
 # Answers hold what belongs to one device: nobody in between keeps them, no page shows or guesses at them.
-_ALWAYS: Final = {
+ON_EVERY_ANSWER: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
@@ -73,6 +73,6 @@ def problem_response(
 def finish(response: web.StreamResponse, request_id: str, *, secure: bool) -> None:
     """Put on what every answer carries."""
     response.headers[REQUEST_ID] = request_id
-    response.headers.update(_ALWAYS)
+    response.headers.update(ON_EVERY_ANSWER)
     if secure:
         response.headers["Strict-Transport-Security"] = _TLS_ONLY

@@ -15,6 +15,7 @@ from protocol.codec import encode_client_frame
 from protocol.frames import Hello, Ping, Pong, Welcome
 from tests.support.certificates import self_signed
 from tests.support.gateways import LOCAL, GatewayLab, LocalGateway
+from tests.support.http_door import ON_EVERY_ANSWER
 from tests.support.raw_client import HttpAnswer, RawClient, ws_frame
 from tests.support.waiting import eventually
 
@@ -25,6 +26,8 @@ def problem(answer: HttpAnswer) -> str:
     """The code of a problem document."""
     assert answer.headers["content-type"].startswith("application/problem+json")
     assert answer.headers["x-request-id"]
+    for name, value in ON_EVERY_ANSWER.items():
+        assert answer.headers[name.lower()] == value
     return str(json.loads(answer.body)["code"])
 
 
