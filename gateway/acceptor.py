@@ -94,11 +94,11 @@ class Acceptor:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, where = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno not in _NO_FILES:
-                    raise
+                    return  # that connection broke before it was ours (accept(2))
                 log.error("no connection can be accepted for a moment", reason=error.strerror)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(NO_FILES_PAUSE_S, self._accept_again, listening)
