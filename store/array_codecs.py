@@ -7,6 +7,8 @@ and gives is what asyncpg accepts and gives: any sized iterable with None for NU
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Collection
 from itertools import chain
 from struct import Struct, error
@@ -18,9 +20,16 @@ _LENGTH: Final = Struct(">i")
 _NULL: Final = _LENGTH.pack(-1)
 _FIRST: Final = _HEAD.size
 _UUID_BYTES: Final = 16
+_INT4_LENGTH: Final = array("i", (4,)).tobytes()
 
 Encoder = Callable[[Collection[Any]], bytes]
 Decoder = Callable[[bytes], list[Any]]
+
+
+def _bool(value: bool) -> bytes:
+    if value is not True and value is not False:  # struct would take anything, and None for false
+        raise TypeError("a boolean was expected")
+    return b"\x01" if value else b"\x00"
 
 
 def _bytes(value: bytes) -> bytes:
@@ -42,7 +51,7 @@ def _encoder(element_oid: int, one: Callable[[Any], bytes], many: Callable[[Coll
             return empty
         try:
             packed, nulls = many(values), 0
-        except (TypeError, error):  # a NULL among them, or a value that `one` names
+        except (TypeError, OverflowError, error):  # a NULL among them, or a value that `one` names
             packed, nulls = b"".join([_NULL if value is None else _with_length(one(value)) for value in values]), 1
         return _HEAD.pack(1, nulls, element_oid, len(values), 1) + packed
 
@@ -60,6 +69,15 @@ def _fixed(pack: Callable[[Any], bytes], size: int) -> Callable[[Collection[Any]
         return length + length.join(map(pack, values))
 
     return many
+
+
+def _many_int4(values: Collection[int]) -> bytes:
+    """As `_fixed` does it, at a third of its cost: lengths and values are of one size, so one array holds both."""
+    both = array("i", _INT4_LENGTH * (2 * len(values)))
+    both[1::2] = array("i", values)
+    if sys.byteorder == "little":
+        both.byteswap()
+    return both.tobytes()
 
 
 def _many_uuids(values: Collection[bytes]) -> bytes:
@@ -116,7 +134,10 @@ def _codecs() -> dict[tuple[int, str], tuple[Encoder, Decoder]]:
         (1016, "_int8", 20, "q"),
     ):
         pack, size, value_of, every = _number(letter)
-        codecs[oid, name] = _encoder(element_oid, pack, _fixed(pack, size)), _decoder(value_of, every)
+        if letter == "?":
+            pack = _bool
+        many = _many_int4 if letter == "i" else _fixed(pack, size)
+        codecs[oid, name] = _encoder(element_oid, pack, many), _decoder(value_of, every)
     return codecs
 
 

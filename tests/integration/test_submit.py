@@ -396,3 +396,65 @@ async def test_no_deadlock_whatever_batches_and_acks_meet(database: str) -> None
         after = await one.postgres.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         assert after == before
         assert [(await one.reader.status(device)).pending_entries for device in devices] == [0] * 8
+
+
+async def test_what_held_mailboxes_leave_of_a_batch_is_written_as_it_is_answered(database: str) -> None:
+    """Several envelopes a request, echoes, and sessions of which an earlier request waits: ranks close their gaps."""
+    async with stores(database) as gateway, connected(database) as blocker:
+        devices = await gateway.devices(8)
+        held, free = devices[:2], devices[2:]
+        await gateway.submit.submit(a_send(free[0], an_envelope(free[1])))  # the lane is connected
+        transaction = blocker.transaction()
+        await transaction.start()
+        await blocker.execute("SELECT FROM mailboxes WHERE device_id = ANY ($1) FOR UPDATE", held)
+        requests = []
+        for n in range(40):
+            to = [free[n % 6], free[(n * 5 + 1) % 6], free[n % 6]]
+            if n % 4 == 0:
+                to.insert(n % 3, held[n % 2])
+            actor = held[0] if n % 13 == 5 else free[n % 6]
+            requests.append(
+                a_send(actor, *map(an_envelope, to), session=n if n % 3 else 1_000 + n % 2, echo=n % 2 == 0)
+            )
+        sends = [asyncio.ensure_future(gateway.submit.submit(request)) for request in requests]
+        waits, blocked = set(), set()
+        for n, request in enumerate(requests):
+            if (
+                request.session in blocked
+                or {e.to for e in request.envelopes} & set(held)
+                or (request.echo and request.actor in held)
+            ):
+                blocked.add(request.session)
+                waits.add(n)
+        await eventually(lambda: sum(send.done() for send in sends) >= len(requests) - len(waits))
+        assert {n for n, send in enumerate(sends) if not send.done()} == waits
+        await transaction.rollback()
+        answers = await asyncio.gather(*sends)
+        told = {(s.device, s.position, s.previous_head, s.entry.mid) for answer in answers for s in answer.stored}
+        rows = await gateway.postgres.fetch(
+            """SELECT recipient_device_id, position, message_id,
+                      lag(position, 1, 0::bigint) OVER (PARTITION BY recipient_device_id ORDER BY position) AS previous
+                 FROM envelopes ORDER BY position OFFSET 1"""
+        )
+        assert told == {(r["recipient_device_id"], r["position"], r["previous"], r["message_id"]) for r in rows}
+        drift = await gateway.postgres.fetchval(
+            """SELECT count(*) FROM mailboxes b CROSS JOIN LATERAL (
+                      SELECT count(*) FILTER (WHERE kind = 0), coalesce(sum(envelope_size), 0),
+                             count(*) FILTER (WHERE kind = 1), coalesce(max(position), 0)
+                        FROM envelopes WHERE recipient_device_id = b.device_id) AS e(entries, bytes, echoes, head)
+                WHERE (b.stored_entries, b.stored_bytes, b.stored_echoes, b.head_position)
+                      <> (e.entries, e.bytes, e.echoes, e.head)"""
+        )
+        assert drift == 0
+
+
+async def test_while_the_secret_rotates_a_repeat_is_known_also_when_its_envelope_is_gone(database: str) -> None:
+    async with stores(database) as gateway:
+        sender, recipient = await gateway.devices(2)
+        request = a_send(sender, an_envelope(recipient))
+        first = await gateway.submit.submit(request)
+        await gateway.acks.ack(AckRequest(recipient, (request.envelopes[0].mid,)), session=1)
+        await gateway.postgres.execute("DELETE FROM envelopes WHERE acked_at IS NOT NULL")  # as clean-up does
+        gateway.secrets = Secrets(InstanceSecret(2, b"2" * 32), gateway.secrets.fingerprint)
+        again = await gateway.submit.submit(request)
+        assert (again.duplicate, again.results, again.stored) == (True, first.results, ())
