@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import ssl
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +46,8 @@ from mailbox_client.events import (
     Stopped,
     Transport,
 )
-from mailbox_client.local_store import LocalStore, SendState, StoredMessage, StoredSend
+from mailbox_client.hand_over import HandedOver
+from mailbox_client.local_store import LocalStore, SendState, StoredSend
 from mailbox_client.open_sends import OpenSends
 from mailbox_client.pulse import Pulse
 from mailbox_client.receipts import Receipt
@@ -93,10 +93,7 @@ class MailboxClient:
         self._account: Account | None = None
         self._sends = OpenSends(self._settings)
         self._changed = Pulse()
-        self._messages: deque[StoredMessage] = deque()
-        self._in_hand: dict[MessageId, None] = {}  # yielded, neither confirmed nor deferred
-        self._messages_pulse = Pulse()
-        self._taking = False
+        self._handed_over = HandedOver()
         self._events = EventStream()
         self._stopped: StopReason | None = None
         self._caught_up = asyncio.Event()
@@ -118,8 +115,8 @@ class MailboxClient:
                 self._settings,
                 tls=self._tls,
                 on_event=self._event,
-                on_messages=self._handed_over,
-                on_messages_waiting=self._messages_pulse.ring,
+                on_messages=self._handed_over.came,
+                on_messages_waiting=self._handed_over.pulse.ring,
             )
             await self._driver.open()
         except BaseException:
@@ -140,12 +137,9 @@ class MailboxClient:
     async def _close(self, *, clean: bool) -> None:
         driver = self._driver_or_none
         if driver is not None:
-            back = [message.entry.mid for message in self._messages]
-            if clean:
-                back = [*self._in_hand, *back]
-            self._messages.clear()
+            back = self._handed_over.give_up(clean=clean)
             if back and self._stopped is not StopReason.STORE:
-                driver.give(ReturnMessages(tuple(back)))
+                driver.give(ReturnMessages(back))
             await driver.close(self._leave_store)
         else:
             self._leave_store()
@@ -301,31 +295,26 @@ class MailboxClient:
         Raises ClientStopped when it stopped for another reason. Several loops at once share the messages.
         """
         while True:
-            while self._messages:
-                message = self._messages.popleft()
-                self._in_hand[message.entry.mid] = None
+            while (message := self._handed_over.take()) is not None:
                 yield Delivery(self, message)
             if self._stopped is StopReason.CLOSED:
                 return
             self._check_running()
-            if not self._taking:
-                self._taking = True
+            if self._handed_over.ask():
                 self._driver.give(TakeMessages(self._settings.hand_over_batch))
-            await self._messages_pulse.wait()
+            await self._handed_over.pulse.wait()
 
     async def confirm(self, *deliveries: Delivery) -> None:
         """Confirm messages together: one durable write for all."""
         mids = tuple(delivery.message_id for delivery in deliveries)
         await self._driver.give_durably(Confirm(mids))
-        for mid in mids:
-            self._in_hand.pop(mid, None)
+        self._handed_over.settled(mids)
 
     async def defer(self, *deliveries: Delivery) -> None:
         """Put messages aside together."""
         mids = tuple(delivery.message_id for delivery in deliveries)
         await self._driver.give_durably(DeferMessages(mids))
-        for mid in mids:
-            self._in_hand.pop(mid, None)
+        self._handed_over.settled(mids)
 
     async def retry_deferred(self) -> None:
         """Deliver all deferred messages again, for example after a key change."""
@@ -387,14 +376,8 @@ class MailboxClient:
         self._stopped = reason
         self._connected = None
         self._caught_up.clear()
-        self._messages_pulse.ring()
+        self._handed_over.pulse.ring()
         self._sends.stop(ClientStopped(reason))
-
-    def _handed_over(self, messages: tuple[StoredMessage, ...]) -> None:
-        self._taking = False
-        self._messages.extend(messages)
-        if messages:
-            self._messages_pulse.ring()
 
     # -- inside
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from mailbox_client.errors import StopReason
-from mailbox_client.outgoing import wire_bytes
 from mailbox_client.pulse import Pulse
 from mailbox_client.receipts import Receipt
+from mailbox_client.sends import wire_bytes
 from mailbox_client.settings import ClientSettings
 from protocol.frames import SendEnvelope
 from protocol.ids import ClientMessageId

@@ -6,7 +6,7 @@ was called, then the unmatched go first, in their old order and under their old 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,13 +14,12 @@ from mailbox_client.backoff import full_jitter
 from mailbox_client.events import Event, Reconciled, SendConfirmed, SendOutcomeUnknown, SendsRefused, SendWaiting
 from mailbox_client.local_store import LocalStore, SendState, StoredSend
 from mailbox_client.receipts import Accepted, Receipt, Refusal
+from mailbox_client.sends import wire_bytes
 from mailbox_client.settings import ClientSettings
 from protocol.errors import ErrorCode
 from protocol.frames import Send, SendEnvelope, SendResult
 from protocol.ids import ClientMessageId, DeviceId
 from protocol.limits import WireLimits
-
-ENVELOPE_OVERHEAD_BYTES: Final = 96  # an upper bound of what a frame adds to one body
 
 # Nothing is wrong with the send itself: it is tried again by itself. MAILBOX_FULL is not among them, since it may last
 # for days: the app is told, and the rest of the recipients is not held up.
@@ -34,11 +33,6 @@ _WAIT: Final = frozenset(
         ErrorCode.TOKEN_EXPIRED,
     }
 )
-
-
-def wire_bytes(envelopes: Iterable[SendEnvelope]) -> int:
-    """An upper bound of the size of a SEND with these envelopes."""
-    return sum(len(envelope.body) + ENVELOPE_OVERHEAD_BYTES for envelope in envelopes) + ENVELOPE_OVERHEAD_BYTES
 
 
 @dataclass(slots=True)

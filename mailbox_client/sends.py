@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from mailbox_client.errors import IdNotUsable, SendRefused, SendUnknown
 from mailbox_client.local_store import SendState, StoredSend
-from mailbox_client.outgoing import wire_bytes
 from mailbox_client.receipts import Accepted, Receipt
 from protocol.frames import SendEnvelope
 from protocol.ids import ClientMessageId, is_id
 from protocol.limits import MAX_FRAME_BYTES, PAD_MAX, SEND_ENVELOPES_MAX, padded_size
+
+ENVELOPE_OVERHEAD_BYTES: Final = 96  # an upper bound of what a frame adds to one body
+
+
+def wire_bytes(envelopes: Iterable[SendEnvelope]) -> int:
+    """An upper bound of the size of a SEND with these envelopes."""
+    return sum(len(envelope.body) + ENVELOPE_OVERHEAD_BYTES for envelope in envelopes) + ENVELOPE_OVERHEAD_BYTES
 
 
 def checked(envelopes: Sequence[SendEnvelope]) -> tuple[SendEnvelope, ...]:

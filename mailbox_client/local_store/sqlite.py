@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from mailbox_client.local_store import (
     FINISHED,
@@ -19,7 +19,7 @@ from mailbox_client.local_store import (
     StoredSend,
     StoreFault,
 )
-from mailbox_client.local_store.packing import pack_envelopes, pack_refusals, unpack_envelopes, unpack_refusals
+from mailbox_client.local_store.rows import MESSAGE_COLUMNS, SEND_COLUMNS, message_of, row_of, send_of
 from mailbox_client.local_store.schema import REFETCHABLE, bring_up
 from protocol.client_message_id import (
     LEASE_ORDINALS,
@@ -32,11 +32,6 @@ from protocol.frames import Entry
 from protocol.ids import ClientMessageId, DeviceId, IdentityId, InstanceId, MessageId
 
 BUSY_TIMEOUT_S: Final = 5.0
-
-_SEND = "client_message_id, send_order, envelopes, echo, state, created_at, refused, accepted_at"
-_MESSAGE = (
-    "arrival, message_id, protocol_version, body, accepted_at, expires_at, pad, client_message_id, state, crashes"
-)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -162,54 +157,37 @@ class SqliteStore:
     @_faults
     def add_send(self, send: StoredSend) -> None:
         self._db.execute(
-            f"INSERT INTO local_pending ({_SEND}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant list
-            (
-                send.cmid,
-                send.order,
-                pack_envelopes(send.envelopes),
-                send.echo,
-                send.state,
-                send.created_at,
-                pack_refusals(send.refused),
-                send.accepted_at,
-            ),
+            f"INSERT INTO local_pending ({SEND_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - a constant list
+            row_of(send),
         )
 
     @_faults
     def save_send(self, send: StoredSend) -> None:
-        envelopes = send.envelopes
         if send.state in FINISHED:
-            envelopes = tuple(envelope._replace(body=b"") for envelope in envelopes)
+            send = send._replace(envelopes=tuple(envelope._replace(body=b"") for envelope in send.envelopes))
+        cmid, _order, *columns = row_of(send)
         self._db.execute(
             "UPDATE local_pending SET envelopes = ?, echo = ?, state = ?, created_at = ?, refused = ?, accepted_at = ?"
             " WHERE client_message_id = ?",
-            (
-                pack_envelopes(envelopes),
-                send.echo,
-                send.state,
-                send.created_at,
-                pack_refusals(send.refused),
-                send.accepted_at,
-                send.cmid,
-            ),
+            (*columns, cmid),
         )
 
     @_faults
     def send(self, cmid: ClientMessageId) -> StoredSend | None:
         row = self._db.execute(
-            f"SELECT {_SEND} FROM local_pending WHERE client_message_id = ?",  # noqa: S608 - a constant list
+            f"SELECT {SEND_COLUMNS} FROM local_pending WHERE client_message_id = ?",  # noqa: S608 - a constant list
             (cmid,),
         ).fetchone()
-        return _send_of(row) if row is not None else None
+        return send_of(row) if row is not None else None
 
     @_faults
     def sends(self, *states: SendState) -> list[StoredSend]:
         marks = ", ".join("?" * len(states))
         rows = self._db.execute(
-            f"SELECT {_SEND} FROM local_pending WHERE state IN ({marks}) ORDER BY send_order",  # noqa: S608 - constants
+            f"SELECT {SEND_COLUMNS} FROM local_pending WHERE state IN ({marks}) ORDER BY send_order",  # noqa: S608 - constants
             states,
         )
-        return [_send_of(row) for row in rows]
+        return [send_of(row) for row in rows]
 
     @_faults
     def last_send_order(self) -> int:
@@ -245,10 +223,10 @@ class SqliteStore:
     @_faults
     def held(self, limit: int) -> list[StoredMessage]:
         rows = self._db.execute(
-            f"SELECT {_MESSAGE} FROM local_message WHERE state = ? ORDER BY arrival LIMIT ?",  # noqa: S608 - constants
+            f"SELECT {MESSAGE_COLUMNS} FROM local_message WHERE state = ? ORDER BY arrival LIMIT ?",  # noqa: S608 - constants
             (MessageState.HELD, limit),
         )
-        return [_message_of(row) for row in rows]
+        return [message_of(row) for row in rows]
 
     @_faults
     def in_state(self, state: MessageState) -> list[MessageId]:
@@ -300,23 +278,3 @@ class SqliteStore:
         self._db.execute(
             "DELETE FROM local_pending WHERE state <> ? AND coalesce(created_at, 0) < ?", (SendState.PENDING, before_ms)
         )
-
-
-def _send_of(row: tuple[Any, ...]) -> StoredSend:
-    cmid, order, envelopes, echo, state, created_at, refused, accepted_at = row
-    return StoredSend(
-        ClientMessageId(cmid),
-        order,
-        unpack_envelopes(envelopes),
-        bool(echo),
-        SendState(state),
-        created_at,
-        unpack_refusals(refused),
-        accepted_at,
-    )
-
-
-def _message_of(row: tuple[Any, ...]) -> StoredMessage:
-    arrival, mid, pv, body, accepted_at, expires_at, pad, cmid, state, crashes = row
-    entry = Entry(MessageId(mid), pv, body, accepted_at, expires_at, pad, cmid)
-    return StoredMessage(arrival, entry, MessageState(state), crashes)
