@@ -426,6 +426,8 @@ class WsConnection(asyncio.Protocol):
         if library.ended:
             self._begin_closing()
         self._write_library(library)
+        if self._closing_until:
+            self._resume()  # it may have been held back: its end would not be heard before the closing time is over
         if library.idle:
             self._library = None
 

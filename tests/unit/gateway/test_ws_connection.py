@@ -417,6 +417,17 @@ class TestEnding:
         bench.connection.connection_lost(None)
         assert (bench.session.ended, bench.gone) == (1, 1)
 
+    @pytest.mark.parametrize("broken", [True, False])
+    def test_an_end_that_comes_behind_requests_that_wait_is_followed_through(self, broken: bool) -> None:
+        """In one piece, before reading paused for them; else the client's own end would not be heard any more."""
+        end = ws_frame(b"", PING, fin=False) if broken else ws_frame(struct.pack("!H", 1000), CLOSE)
+        bench = Bench()
+        bench.session.takes = False
+        bench.receive(ws_frame(b"waits") + end)
+        assert bench.session.ended == 1
+        assert bench.transport.reading or bench.transport.closing
+        assert bench.budget.used == 0
+
     def test_a_text_message_is_told_as_such(self) -> None:
         bench = Bench()
         bench.receive(ws_frame(b"hello", TEXT))
