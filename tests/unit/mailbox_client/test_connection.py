@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from mailbox_client.backoff import full_jitter
@@ -461,6 +463,65 @@ def test_where_upgrades_are_refused_it_pulls_over_http() -> None:
     bench.page(entry(1))
     assert bench.events(Connected) == [Connected(Transport.HTTP, pending=True)]
     assert len(bench.hand_over()) == 1
+
+
+def opening_hangs(bench: EngineBench) -> None:
+    bench.advance(bench.settings.open_ms)
+
+
+def hello_is_not_answered(bench: EngineBench) -> None:
+    bench.give(SocketOpened(bench.socket))
+    bench.advance(bench.settings.welcome_ms)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        opening_hangs,
+        hello_is_not_answered,
+        lambda bench: bench.give(SocketLost(bench.socket, http_status=403)),
+        lambda bench: bench.give(SocketLost(bench.socket, http_status=502)),
+        lambda bench: bench.give(SocketLost(bench.socket)),
+    ],
+    ids=["the opening hangs", "HELLO is not answered", "403", "502", "no WebSocket"],
+)
+def test_whatever_a_proxy_does_to_websockets_mail_comes_over_http(spoil: Callable[[EngineBench], None]) -> None:
+    bench = EngineBench()
+    bench.give(Start())
+    bench.token()
+    for _ in range(bench.settings.socket_failures_max):
+        while bench.phase is not Phase.OPENING:
+            bench._to_next_due()
+        spoil(bench)
+    while not bench.take(GetPage):
+        bench._to_next_due()
+    assert bench.engine._link.transport is Transport.HTTP
+
+
+def test_a_server_whose_database_stands_still_is_come_back_to_however_long_it_takes() -> None:
+    bench = EngineBench(random=0.999)
+    bench.give(Start())
+    bench.token()
+    begun, tries = bench.now, 0
+    while bench.now - begun < 600_000:  # nothing is answered: no HELLO, no page, no token
+        if bench.phase is Phase.OPENING:
+            bench.give(SocketOpened(bench.socket))
+        pages = bench.take(GetPage)
+        tries += len(bench.take(OpenSocket)) + len(bench.take(FetchToken)) + len(pages)
+        for page in pages:
+            bench.give(RequestFailed(page.request, None))
+        bench._to_next_due()
+    assert 5 <= tries <= 100, "it goes on trying, and storms nobody"
+    assert bench.events(Stopped) == []
+    while bench.phase is not Phase.OPENING:
+        for request in bench.take(FetchToken):
+            bench.give(TokenGiven(request.request, "token", 840_000, bench.server_now))
+        bench.take(GetPage)
+        bench._to_next_due()
+    bench.give(SocketOpened(bench.socket))
+    bench.frame(Welcome("session", bench.server_now, 45, bench.server_now + 840_000, LIMITS, "watermark", False))
+    bench.push()
+    assert bench.engine.caught_up
 
 
 def test_an_unreachable_host_is_no_reason_for_http() -> None:
