@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from fnmatch import fnmatch
 from pathlib import Path
+
+from loadtest.faults.run import load_faults
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,3 +93,19 @@ def test_decisions_are_numbered_once() -> None:
     numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "adr").glob("*.md"))]
     assert len(numbers) == len(set(numbers))
     assert all(number.isdigit() for number in numbers)
+
+
+def test_every_fault_run_has_its_paragraph_for_operators_and_every_paragraph_its_run() -> None:
+    """A paragraph of "Fault by fault" begins with the names of its runs; `die-at-*` stands for all that begin so."""
+    chapter = (ROOT / "docs" / "operations.md").read_text().partition("## Fault by fault\n")[2].partition("\n## ")[0]
+    paragraphs = [" ".join(block.split()) for block in chapter.split("\n\n")]
+    heads = [
+        match[0] for paragraph in paragraphs if (match := re.match(r"(?:\*\*[^*]*(?:\*`[^*]*)*\*\*,? ?)+", paragraph))
+    ]
+    named = [name for head in heads for name in re.findall(r"`([^`]+)`", head)]
+    assert len(named) == len(set(named)), "a fault has two paragraphs"
+    runs = list(load_faults())
+    without = [run for run in runs if not any(fnmatch(run, name) for name in named)]
+    assert not without, f"not in docs/operations.md: {without}"
+    idle = [name for name in named if not any(fnmatch(run, name) for run in runs)]
+    assert not idle, f"no such fault run: {idle}"
