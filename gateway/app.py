@@ -183,6 +183,7 @@ class Gateway:
         inbound = ByteBudget(config.inbound_bytes_max)
         waiters = MailboxWaiters(wake.names, config.long_polls_max)
         come_back = ComeBack(now, lambda: policy().handshakes_per_second)
+        sign_in_come_back = ComeBack(now, lambda: policy().handshakes_per_second)
         limits = ConnectionLimits(
             policy, now, connections_max=config.connections_max, loopback_exempt=config.loopback_exempt
         )
@@ -290,6 +291,7 @@ class Gateway:
             readiness=readiness,
             drain=drain,
             come_back=come_back,
+            sign_in_come_back=sign_in_come_back,
             metrics=metrics,
         )
         judge = UpgradeJudge(

@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
+from gateway.come_back import ComeBack
 from gateway.http.answers import answer_response, finish, problem_response
 from gateway.http.connection import HttpConnection
 from gateway.http.exchange import Exchange
@@ -100,13 +101,15 @@ class HttpServer(web.Server):
         if caller is Caller.PROBE:
             return
         if self._services.drain.draining:
-            raise self._come_back("This server is going away; come again.")
+            raise _come_back(self._services.come_back, "This server is going away; come again.")
         limiter = self._services.rate_limiter
         if caller in (Caller.ANYBODY, Caller.NEWCOMER):
             _refuse(limiter.call_of_address(exchange.address))
             if caller is Caller.NEWCOMER and not self._services.limits.account_requests.take():
                 self._services.metrics.refused.labels(reason="handshakes").inc()
-                raise self._come_back("Too many devices want to sign in at the moment; come again.")
+                raise _come_back(
+                    self._services.sign_in_come_back, "Too many devices want to sign in at the moment; come again."
+                )
             return
         try:
             exchange.authenticate()
@@ -115,11 +118,6 @@ class HttpServer(web.Server):
             raise
         if caller is Caller.DEVICE:
             _refuse(limiter.call_of_device(exchange.device))
-
-    def _come_back(self, message: str) -> MailboxError:
-        """UNAVAILABLE with a come-back time of this client's own."""
-        after_ms = self._services.come_back.after_ms()
-        return MailboxError(ErrorCode.UNAVAILABLE, message, retry_after_ms=after_ms, outcome=Outcome.NOT_COMMITTED)
 
     def _refusal(self, exchange: Exchange, error: MailboxError) -> web.Response:
         self._services.metrics.errors.labels(code=str(error.code)).inc()
@@ -143,6 +141,11 @@ def path_of(request: web.BaseRequest) -> str:
 def build_http_server(services: GatewayServices, upgrade: Upgrade) -> HttpServer:
     """The HTTP of the device-facing port."""
     return HttpServer(services, ROUTES, upgrade=upgrade, metrics=HttpMetrics(services.metrics))
+
+
+def _come_back(slots: ComeBack, message: str) -> MailboxError:
+    """UNAVAILABLE with a come-back time of this client's own."""
+    return MailboxError(ErrorCode.UNAVAILABLE, message, retry_after_ms=slots.after_ms(), outcome=Outcome.NOT_COMMITTED)
 
 
 def _refuse(refused_ms: int) -> None:

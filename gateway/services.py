@@ -72,4 +72,5 @@ class GatewayServices:
     readiness: Readiness
     drain: Drain
     come_back: ComeBack
+    sign_in_come_back: ComeBack  # slots of their own: a flood of sign-ins puts nobody else's return off
     metrics: GatewayMetrics
