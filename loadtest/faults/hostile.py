@@ -54,13 +54,15 @@ async def attacked(scene: Scene, name: str, devices: Sequence[Account], met: dic
         "devices": [(account.device.hex(), account.token) for account in devices],
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest.faults.hostile_clients", json.dumps(options), cwd=ROOT,
+        sys.executable, "-m", "loadtest.faults.hostile_clients", cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
+        if process.stdin is not None:
+            process.stdin.write(json.dumps(options).encode() + b"\n")
         yield
         async with asyncio.timeout(30):
-            said, words = await process.communicate()
+            said, words = await process.communicate(b"")  # which ends its input
         if process.returncode:
             raise WorldFailed(f"the attack {name} ended with {process.returncode}: {words.decode()[-1_500:]}")
         met.update(json.loads(said))

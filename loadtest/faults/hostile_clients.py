@@ -1,7 +1,7 @@
-"""Clients that mean harm, or have no luck, as a process of their own: `python -m loadtest.faults.hostile_clients JSON`.
+"""Clients that mean harm, or have no luck, as a process of their own: `python -m loadtest.faults.hostile_clients`.
 
-It begins at once and goes on until its standard input ends, then prints what it met as one JSON line. A process apart,
-so that what it costs is not taken for what the server costs its other clients.
+The first line of its standard input says what to do. It goes on until that input ends, then prints what it met as one
+JSON line. A process apart, so that what it costs is not taken for what the server costs its other clients.
 """
 
 from __future__ import annotations
@@ -275,4 +275,4 @@ async def _run(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(json.loads(sys.argv[1])))
+    asyncio.run(_run(json.loads(sys.stdin.readline())))
