@@ -69,6 +69,7 @@ async def expiry(run: Run) -> dict[str, Any]:
                 remaining = await connection.fetchval(_REMAINING)
             during = joined(parts)
             used = meter.stop(during.confirmed)
+            await swarm.warm_up(settings.warmup_s)  # adding up has held the load generator's own loop
             after, after_s = await swarm.measure(BEFORE_S)
         finally:
             pacing.cancel()
