@@ -109,3 +109,10 @@ def test_every_fault_run_has_its_paragraph_for_operators_and_every_paragraph_its
     assert not without, f"not in docs/operations.md: {without}"
     idle = [name for name in named if not any(fnmatch(run, name) for run in runs)]
     assert not idle, f"no such fault run: {idle}"
+
+
+def test_fault_runs_that_requirements_name_exist() -> None:
+    rows = re.findall(r"fault runs? ((?:`[^`]+`(?:, )?)+)", REQUIREMENTS.read_text())
+    named = [name for row in rows for name in re.findall(r"`([^`:]+)`", row)]
+    assert len(named) > 10
+    assert not [name for name in named if name not in load_faults()]
