@@ -1,0 +1,57 @@
+"""What the fault kit's judge makes of the lines that clients noted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.faults.judge import judge
+
+ALICE, BOB = b"a" * 16, b"b" * 16
+
+
+class Whose:
+    def __init__(self, device: bytes) -> None:
+        self.device = device
+
+
+def offered(number: int) -> tuple[Whose, dict[str, Any]]:
+    envelope = (BOB.hex(), mid(number), b"body %d" % number)
+    return Whose(ALICE), {"what": "offered", "cmid": cmid(number), "envelopes": [(*envelope[:2], envelope[2].hex())]}
+
+
+def again(number: int) -> tuple[Whose, dict[str, Any]]:
+    return Whose(ALICE), {"what": "again", "cmid": cmid(number), "code": "UNAVAILABLE"}
+
+
+def accepted(number: int) -> tuple[Whose, dict[str, Any]]:
+    return Whose(ALICE), {"what": "accepted", "cmid": cmid(number), "results": [(mid(number), 1_000 + number, 9_000)]}
+
+
+def handed(number: int) -> tuple[Whose, dict[str, Any]]:
+    return Whose(BOB), {"what": "handed", "mid": mid(number), "content": (b"body %d" % number).hex()}
+
+
+def mid(number: int) -> str:
+    return bytes([number] * 16).hex()
+
+
+def cmid(number: int) -> str:
+    return bytes([100 + number] * 16).hex()
+
+
+def test_sends_that_arrive_in_another_order_are_told() -> None:
+    lines = [offered(1), offered(2), accepted(2), accepted(1), handed(2), handed(1)]
+    assert judge(lines).verdict["out_of_order"] == 1
+
+
+def test_a_send_that_was_refused_for_now_has_its_place_where_it_was_sent_again() -> None:
+    """The ones behind it were in flight already, and were not refused."""
+    lines = [offered(1), offered(2), again(1), accepted(2), accepted(1), handed(2), handed(1)]
+    verdict = judge(lines).verdict
+    assert verdict["ok"], verdict
+    lines = [offered(1), again(1), offered(2), accepted(2), accepted(1), handed(2), handed(1)]
+    assert judge(lines).verdict["out_of_order"] == 1, "what is sent after the repeat stays behind it"
+
+
+def test_what_was_accepted_and_never_handed_over_is_lost_also_when_it_was_sent_again() -> None:
+    assert judge([offered(1), again(1), accepted(1)]).verdict["lost"] == 1
