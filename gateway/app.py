@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Final, NoReturn
 
 import structlog
 
-from gateway.acceptor import Acceptor
 from gateway.auth import AuthService, TokenVerifier
 from gateway.byte_budget import ByteBudget
 from gateway.come_back import ComeBack
@@ -35,6 +34,7 @@ from gateway.listener import Front, UpgradeLater
 from gateway.mailbox_waiters import MailboxWaiters
 from gateway.metrics import GatewayMetrics
 from gateway.ops_app import build_ops_server
+from gateway.ports import listen
 from gateway.readiness import Readiness
 from gateway.services import GatewayServices
 from gateway.sweep import Sweep
@@ -75,7 +75,6 @@ from store.sql_files import load_sql
 from store.submit import SubmitStore
 from store.wake import WakeBus, WakeNames, lanes_of
 
-BACKLOG: Final = 4_096
 HTTP_STOP_S: Final = 2.0
 STORE_DRAIN_S: Final = 5.0
 
@@ -329,27 +328,23 @@ class Gateway:
 
         stack.push_async_callback(http.shutdown, HTTP_STOP_S)
         stack.push_async_callback(ops.shutdown, HTTP_STOP_S)
-        ops_port = await _serve_plain(loop, ops, config.ops_listen, stack)
-        if tls is None and not config.proxy_protocol:
-            port = await _serve_plain(loop, front, config.listen, stack)
-        else:
-            acceptor = Acceptor(
-                front,
-                limits=limits,
-                tls=tls,
-                proxy_header_from=config.trusted_proxies if config.proxy_protocol else (),
-                connections_per_address=lambda: policy().connections_per_ip,
-                metrics=metrics,
-            )
-            stack.push_async_callback(acceptor.close)
-            port = await acceptor.listen(config.listen, BACKLOG)
+        ports = await listen(
+            config,
+            front=front,
+            ops=ops,
+            tls=tls,
+            limits=limits,
+            connections_per_address=lambda: policy().connections_per_ip,
+            metrics=metrics,
+            stack=stack,
+        )
         return cls(
             services=services,
             door=door,
             listener=listener,
             limits=limits,
             supervisor=supervisor,
-            ports=[port, ops_port],
+            ports=ports,
             tls=tls,
         )
 
@@ -398,15 +393,3 @@ class _Secrets:
 
 def _secret(key: SecretKey) -> InstanceSecret:
     return InstanceSecret(key.key_id, key.key)
-
-
-async def _serve_plain(
-    loop: asyncio.AbstractEventLoop,
-    protocols: Callable[[], asyncio.Protocol],
-    address: ListenAddress,
-    stack: AsyncExitStack,
-) -> ListenAddress:
-    """Listen with nothing between accepting and the first byte; returns where."""
-    server = await loop.create_server(protocols, address.host, address.port, backlog=BACKLOG)
-    stack.callback(server.close)
-    return ListenAddress(*server.sockets[0].getsockname()[:2])
