@@ -243,6 +243,13 @@ class EmbeddedPostgreSQL:
 
     async def _ensure_database(self) -> None:
         """The role and database of this project; safe to repeat after an interruption."""
+        try:
+            await self._make_database()
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            reason = str(error) or type(error).__name__
+            raise EmbeddedError(f"PostgreSQL started and does not work: {reason} (more in {self._log})") from error
+
+    async def _make_database(self) -> None:
         connection = await asyncpg.connect(self.dsn(role=SUPERUSER, database="postgres"), timeout=30)
         try:
             if not await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", OWNER):

@@ -34,7 +34,8 @@ logger = structlog.get_logger(__name__)
 
 KILL_AFTER_DRAIN_S: Final = 10.0  # what a process gets beyond its own drain deadline
 SERVICES_LOOK_S: Final = 0.5
-SERVICE_FAILURES_MAX: Final = 6
+SERVICES_PAUSE_MAX_S: Final = 15.0
+FAILURES_COUNTED_MAX: Final = 10
 
 
 class Stop:
@@ -196,22 +197,23 @@ async def _pass_on_reloads(gateways: Sequence[ChildProcess], stop: Stop) -> NoRe
 async def _keep_services(services: EmbeddedServices, clock: SystemClock, on_started: Callable[[], Any]) -> NoReturn:
     """Start PostgreSQL or Valkey again when one has ended: both come back at their old address.
 
-    Raises EmbeddedError when that failed too often in a row: what a killed PostgreSQL left needs a moment to go away.
+    It tries for ever, with growing pauses: what a killed PostgreSQL left needs a moment to go away, and a full disk
+    needs whoever makes room. Meanwhile gateways answer UNAVAILABLE, and no hands are needed afterwards.
     """
     failures = 0
     while True:
-        await clock.sleep(SERVICES_LOOK_S * 2**failures)
-        try:
-            for name in services.ended():
-                logger.warning("service ended; starting it again", service=name)
+        await clock.sleep(min(SERVICES_PAUSE_MAX_S, SERVICES_LOOK_S * 2.0**failures))
+        failed = False
+        for name in services.ended():
+            logger.warning("service ended; starting it again", service=name)
+            try:
                 await services.start_again(name)
+            except EmbeddedError as error:
+                failed = True
+                logger.warning("service did not start", service=name, error=str(error), failures=failures + 1)
+            else:
                 on_started()
-            failures = 0
-        except EmbeddedError as error:
-            failures += 1
-            logger.warning("service did not start", error=str(error), failures=failures)
-            if failures >= SERVICE_FAILURES_MAX:
-                raise
+        failures = min(failures + 1, FAILURES_COUNTED_MAX) if failed else 0
 
 
 async def _stop_all(children: Sequence[ChildProcess], grace_s: float, stop: Stop) -> None:
