@@ -37,15 +37,25 @@ STANDSTILL_S: Final[Mapping[str, tuple[float, float]]] = {
     "postgres": (1.0, 8.0),
     "valkey": (1.0, 12.0),
 }
+STARTS_MAX: Final = 20
+RESTART_S: Final = 1.0  # as RestartSec of the service in docs/operations.md
 _IN_SHORT: Final = ("kill-gateway", "kill-worker", "kill-postgres", "kill-valkey", "freeze-worker")
 
 
 async def die(scene: Scene, name: str) -> None:
-    """SIGKILL, and a start a moment later, as a supervisor would."""
+    """SIGKILL, and starts from a moment later on, as a supervisor would."""
     part = PARTS[name](scene)
     await part.kill()
     await scene.any_moment()
-    await part.start()
+    for attempt in range(STARTS_MAX):
+        try:
+            await part.start()
+            return
+        except WorldFailed:  # it ended at its start: what it needs is away, too
+            if attempt == STARTS_MAX - 1:
+                raise
+            await part.kill()
+            await asyncio.sleep(RESTART_S)
 
 
 async def stand_still(scene: Scene, name: str) -> None:
@@ -80,16 +90,7 @@ def _together(one: str, other: str) -> None:
             await WAYS[way][0](scene, name)
             return f"{way} {name}"
 
-        done = await asyncio.gather(hit(one), hit(other), return_exceptions=True)
-        hit_again = [name for name, result in zip((one, other), done, strict=True) if isinstance(result, WorldFailed)]
-        for result in done:
-            if isinstance(result, BaseException) and not isinstance(result, WorldFailed):
-                raise result
-        scene.facts.setdefault("hits", []).append([result for result in done if isinstance(result, str)])
-        for name in hit_again:  # it could not start while the other one was away: a supervisor tries again
-            part = PARTS[name](scene)
-            await part.kill()
-            await part.start()
+        scene.facts.setdefault("hits", []).append(await asyncio.gather(hit(one), hit(other)))
 
     act.__doc__ = f"One {one} and one {other} are killed or stand still, each at its own moment, overlapping."
     fault(f"pair-{one}-{other}", needs=EVERYTHING, load=WITH_SLEEPERS, rounds=3)(act)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from typing import Any
 
 import pytest
 
-from loadtest.faults.run import Options, load_faults, selected
+from loadtest.faults.postgres_server import PostgresServer
+from loadtest.faults.run import Options, load_faults, run_faults, selected
+from loadtest.faults.valkey_server import ValkeyServer
+from loadtest.faults.world import Given, WorldPlan, running_world
 from tests.support.command import TREE, environment
+from tests.support.directories import servers_directory
 
 NAMES_OF_THE_SHORT_SELECTION = {one.name for one in load_faults().values() if one.short}
 NUMBERS = (
@@ -61,6 +66,37 @@ async def test_the_whole_kit_keeps_every_promise_over_a_hundred_thousand_message
     assert status == 0, told
     assert {result["name"] for result in report["faults"]} == set(load_faults())
     assert report["total"]["accepted"] >= MESSAGES_OF_THE_WHOLE_KIT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_services_that_are_given_are_used_and_never_hit() -> None:
+    directory = servers_directory()
+    postgres, valkey = PostgresServer(directory / "postgres"), ValkeyServer(directory / "valkey")
+    try:
+        await postgres.create()
+        await valkey.start()
+        pids = postgres.process.pid, valkey.process.pid
+        given = Given(postgres.dsn, valkey.url)
+        report = await run_faults(Options(only=("kill-clients", "kill-postgres"), messages=200, given=given), print)
+        assert report["ok"], report
+        assert {result["name"] for result in report["faults"] if "skipped" in result} == {"kill-postgres"}
+        assert (postgres.process.pid, valkey.process.pid) == pids
+    finally:
+        await valkey.stop()
+        await postgres.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_against_a_deployment_by_its_url_only_clients_are_hit() -> None:
+    async with running_world(WorldPlan()) as theirs:
+        names = ("kill-clients", "kill-gateway")
+        report = await run_faults(Options(only=names, messages=200, given=Given(urls=tuple(theirs.urls))), print)
+        assert report["ok"], report
+        assert [result["name"] for result in report["faults"] if "skipped" in result] == ["kill-gateway"]
+        assert all(role.process.starts == 1 for role in theirs.roles)
 
 
 def test_a_run_that_failed_is_repeated_by_its_seed_and_its_names() -> None:

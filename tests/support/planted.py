@@ -13,6 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from tests.support.waiting import pace
+
 WINDOW_S = 0.05  # how long the broken moment is kept open
 
 
@@ -24,7 +26,7 @@ def answered_before_the_commit() -> None:
     committing: dict[Lane, asyncio.Task[None]] = {}
 
     async def commit(connection: Any) -> None:
-        await asyncio.sleep(WINDOW_S)
+        await pace(WINDOW_S)
         try:
             await connection.execute("COMMIT")
         except Exception as error:  # what was promised is gone, and nobody hears of it: the bug
@@ -78,7 +80,7 @@ def completed_without_its_generation() -> None:
     async def pushed(self: outbox.OutboxStore, job: Any, began_at: Any) -> None:
         await true_pushed(self, job, began_at)
         # The device comes, reads and acks; then a look at the facts of before says that all is done.
-        await asyncio.sleep(10 * WINDOW_S)
+        await pace(10 * WINDOW_S)
         await self.complete(job, reason="contact")
 
     outbox.OutboxStore.pushed = pushed  # type: ignore[method-assign]
@@ -139,7 +141,7 @@ def recorded_before_the_effect() -> None:
             lane.drop()
             return await true_call(lane, query, *arguments)
         await connection.execute(take_out + "; COMMIT")
-        await asyncio.sleep(WINDOW_S)
+        await pace(WINDOW_S)
         await connection.execute(put_in)
         return rows
 
