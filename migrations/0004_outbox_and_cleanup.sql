@@ -222,6 +222,42 @@ BEGIN
 END
 $$;
 
+-- The database's clock was set back: instants of the old clock lie in the future, and intents would sleep until the new one
+-- has caught up. What waits longer than anything may is due now, and its owner's lease and contacts end now at the latest: a
+-- living session renews them within a sweep. Skips what others hold. Lock order: mailbox_owners, outbox_events.
+CREATE FUNCTION outbox_clock_went_back_v1(longest_wait interval, rows_max integer) RETURNS integer
+LANGUAGE plpgsql VOLATILE
+AS $$
+DECLARE
+    at_now timestamptz := mailboxd_now();  events uuid[];  owners uuid[];  mended integer;
+BEGIN
+    SELECT array_agg(f.event_id), array_agg(f.aggregate_ref) INTO events, owners
+      FROM (SELECT o.event_id, o.aggregate_ref FROM outbox_events o
+             WHERE o.state IN ('pending', 'retry_wait', 'published') AND o.next_attempt_at > at_now + longest_wait
+             LIMIT rows_max) AS f;
+    IF events IS NULL THEN
+        RETURN 0;
+    END IF;
+    SELECT array_agg(h.device_id) INTO owners
+      FROM (SELECT w.device_id FROM mailbox_owners w WHERE w.device_id = ANY (owners)
+             ORDER BY w.device_id FOR NO KEY UPDATE SKIP LOCKED) AS h;
+    at_now := mailboxd_now();
+    UPDATE mailbox_owners w
+       SET online_until = least(w.online_until, at_now), contact_at = least(w.contact_at, at_now), pushed_at = NULL
+     WHERE w.device_id = ANY (owners) AND greatest(w.online_until, w.contact_at, w.pushed_at) > at_now;
+    UPDATE outbox_events x
+       SET state = CASE WHEN x.state = 'published' THEN 'pending' ELSE x.state END, next_attempt_at = at_now,
+           push_began_at = least(x.push_began_at, at_now), updated_at = at_now
+      FROM (SELECT o.event_id FROM outbox_events o
+             WHERE o.event_id = ANY (events) AND o.aggregate_ref = ANY (owners)
+               AND o.state IN ('pending', 'retry_wait', 'published') AND o.next_attempt_at > at_now + longest_wait
+             ORDER BY o.event_id FOR UPDATE SKIP LOCKED) AS late
+     WHERE x.event_id = late.event_id;
+    GET DIAGNOSTICS mended = ROW_COUNT;
+    RETURN mended;
+END
+$$;
+
 -- Makes sure that an intent is open wherever something waits, and tells how many were opened. An open one stays as it is.
 -- For a new push route, after a restore, and for the reconciler. Lock order: mailboxes, outbox_events.
 CREATE FUNCTION wake_open_v1(devices uuid[]) RETURNS integer
@@ -471,7 +507,7 @@ END
 $$;
 
 -- migrate: rollback
-DROP FUNCTION repair_counters_v1, counter_drift_v1, cleanup_acked_v1, cleanup_expired_v1, raise_floors_v1, outbox_requeue_v1,
+DROP FUNCTION repair_counters_v1, counter_drift_v1, cleanup_acked_v1, cleanup_expired_v1, raise_floors_v1, outbox_requeue_v1, outbox_clock_went_back_v1,
     wake_route_changed_v1, wake_open_v1, outbox_bury_v1, outbox_complete_v1, outbox_claim_v1, outbox_verdict_v1,
     wake_verdict_v1, wake_repeat_v1;
 DROP INDEX invites_by_end;

@@ -200,6 +200,10 @@ class OutboxStore:
         """The queue lost what it held: everything published until then and not begun is due again. Returns how many."""
         return len(await self._postgres.fetch(_SQL["take_back_published"], published_before, limit))
 
+    async def mend_after_clock_step(self, longest_wait: timedelta, limit: int) -> int:
+        """The database's clock went back: what now waits longer than `longest_wait` is due. Returns how many."""
+        return int(await self._postgres.fetchval(_SQL["mend_after_clock_step"], longest_wait, limit))
+
     async def repair_wake_open(self, after: DeviceId, limit: int) -> tuple[DeviceId | None, int]:
         """Compare `wake_open` with the outbox for the next `limit` mailboxes and repair what differs.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Final
 
 import structlog
@@ -17,6 +18,7 @@ logger = structlog.get_logger(__name__)
 
 ROUND_SECONDS: Final = 5.0
 BATCH_MAX: Final = 500
+LONGEST_WAIT: Final = timedelta(minutes=35)  # a provider's Retry-After, 30 minutes at most and a tenth spread over it
 PAGE_MAX: Final = 50
 PAGE_PAUSE_SECONDS: Final = 0.1
 PAUSE_FACTOR: Final = (
@@ -66,7 +68,9 @@ class Reconciler:
             await self._bell.wait(at_most_seconds=ROUND_SECONDS)
 
     async def round(self) -> int:
-        """Take back what is overdue, and everything published when the queue was lost. Returns how many."""
+        """Take back what is overdue or waits for a time of another clock, and everything published when the queue was
+        lost. Returns how many.
+        """
         taken = 0
         if self._queue_lost:
             self._queue_lost = False
@@ -80,8 +84,14 @@ class Reconciler:
             taken += count
             if count < BATCH_MAX:
                 break
+        while count := await self._outbox.mend_after_clock_step(LONGEST_WAIT, BATCH_MAX):
+            self._metrics.taken_back.labels("clock_went_back").inc(count)
+            logger.warning("the database's clock went back: events that waited for its old time are due", events=count)
+            taken += count
+            if count < BATCH_MAX:
+                break
         if taken:
-            logger.info("events taken back from the queue", events=taken)
+            logger.info("events taken back", events=taken)
             self._dispatcher_bell.ring()
         await self._show_depth()
         return taken

@@ -10,6 +10,7 @@ from loadtest.faults.fake_clock import FakeClock
 from loadtest.faults.fault import Scene, fault
 from loadtest.faults.postgres_cluster import value_of
 from loadtest.faults.postgres_server import PostgresServer
+from loadtest.faults.traffic import Load
 from loadtest.faults.world import Service, WorldPlan
 
 HOUR_S: Final = 3_600
@@ -57,9 +58,10 @@ async def clock_database_ahead(scene: Scene) -> None:
     "clock-database-behind",
     needs=(Service.POSTGRES,),
     plan=WorldPlan(make_postgres=PostgresWithClock, alone=True),
+    load=Load(sleepers=4),
 )
 async def clock_database_behind(scene: Scene) -> None:
-    """PostgreSQL's clock is set an hour back: positions rise on, one by one, until the clock has caught up."""
+    """PostgreSQL's clock is set an hour back: positions rise on, one by one, and sleepers are woken all the same."""
     await _set_database_clock(scene, -HOUR_S)
 
 

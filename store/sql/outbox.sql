@@ -109,6 +109,10 @@ UPDATE outbox_events x SET state = 'pending', next_attempt_at = mailboxd_now(), 
  WHERE x.event_id = lost.event_id
 RETURNING x.event_id;
 
+-- name: mend_after_clock_step
+-- $1 the longest that anything waits, $2 rows_max
+SELECT outbox_clock_went_back_v1($1, $2);
+
 -- name: now
 SELECT mailboxd_now();
 

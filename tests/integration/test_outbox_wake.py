@@ -234,6 +234,31 @@ async def test_an_online_device_that_acks_costs_no_redis_round(worker: WorkerPar
     assert await worker.work() == 0
 
 
+async def test_a_database_clock_set_back_by_an_hour_makes_no_wake_wait_for_it(worker: WorkerParts) -> None:
+    away, repeating = await worker.device(), await worker.device()
+    await worker.skip(3_600)
+    await worker.go_online(away, 105)
+    await worker.submit(repeating)
+    await worker.turn()
+    assert pushes(worker) == 1
+    await worker.skip(-3_600)
+    await worker.submit(away)
+    await worker.turn()
+    assert pushes(worker) == 1  # both wait for times of the old clock
+    assert await worker.reconciler.round() == 2
+    await worker.turn()
+    assert pushes(worker) == 2  # the other's push counts as one of a moment ago
+    await worker.skip(31)
+    await worker.turn()
+    assert pushes(worker) == 4
+    for device in (away, repeating):  # what the new clock says counts again
+        await worker.contact(device)
+    await worker.skip(61)
+    await worker.turn()
+    assert [await worker.state(device) for device in (away, repeating)] == ["completed", "completed"]
+    assert await worker.reconciler.round() == 0
+
+
 async def test_an_echo_wakes_nobody(worker: WorkerParts) -> None:
     from tests.support.mailboxes import a_send, an_envelope
 
