@@ -5,7 +5,7 @@
 #   make test-all             the same and the slow ones
 #   make check                formatting, lint, types, room borders
 #   make bench                throughput and latency on this machine (BENCH_ARGS="--scenario cycle --seconds 8")
-#   make faults              break real processes under traffic, and judge it (ARGS="--short --json")
+#   make faults               break real processes under traffic, and judge it (ARGS="--short --json")
 #   make soak MINUTES=30      a long run with Locust's users, judged on what only time shows (SOAK_ARGS="--users 100")
 #   make profile              flame graph of the gateway and PostgreSQL's dearest statements
 #   make golden               write the golden schema, the OpenAPI and the AsyncAPI document again

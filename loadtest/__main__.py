@@ -14,6 +14,7 @@ from rich.console import Console
 
 from loadtest import machine, profile
 from loadtest.accounts import RegistrationFailed
+from loadtest.arguments import positive, seconds, seconds_or_none, server
 from loadtest.bench import FIGURES, SCENARIOS, bench
 from loadtest.conditions import busy_before
 from loadtest.faults import command as faults
@@ -43,7 +44,7 @@ _FAILURES: Final = (
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; 0 only if every scenario's verdict is good."""
     parser = argparse.ArgumentParser(prog="python -m loadtest")
-    parser.add_argument("--cores", type=_positive, default=2, help="processors for everything together, default: 2")
+    parser.add_argument("--cores", type=positive, default=2, help="processors for everything together, default: 2")
     commands = parser.add_subparsers(dest="command", required=True)
     benching = commands.add_parser("bench", help="throughput and latency on this machine, every run judged")
     benching.add_argument(
@@ -51,15 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     benching.add_argument("--figures", action="store_true", help="the scenarios of docs/performance.md, ten minutes")
     own = "default: the scenario's own"
-    benching.add_argument("--devices", type=_positive, help=own)
-    benching.add_argument(
-        "--payload", dest="payload_bytes", type=_positive, help=f"bytes of one envelope's body; {own}"
-    )
-    benching.add_argument("--seconds", type=float, help=f"measured time, after the warm-up; {own}")
-    benching.add_argument("--warmup", dest="warmup_s", type=float, help=f"seconds; {own}")
-    benching.add_argument("--rate", dest="rate_per_s", type=_positive, help="messages per second of `paced`")
+    benching.add_argument("--devices", type=positive, help=own)
+    benching.add_argument("--payload", dest="payload_bytes", type=positive, help=f"bytes of one envelope's body; {own}")
+    benching.add_argument("--seconds", type=seconds, help=f"measured time, after the warm-up; {own}")
+    benching.add_argument("--warmup", dest="warmup_s", type=seconds_or_none, help=f"seconds; {own}")
+    benching.add_argument("--rate", dest="rate_per_s", type=positive, help="messages per second of `paced`")
     benching.add_argument("--stored", type=_counts, help="envelopes that lie there in `growth`: 0,1000000,5000000")
-    benching.add_argument("--url", help="a running server; its limits must be raised beforehand (default: a fresh one)")
+    benching.add_argument(
+        "--url", type=server, help="a running server; its limits must be raised beforehand (default: a fresh one)"
+    )
     benching.add_argument("--quiet-only", action="store_true", help="refuse to start on a machine that is busy")
     form = benching.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON document instead of the table")
@@ -82,6 +83,14 @@ def main(arguments: list[str] | None = None) -> int:
     except _FAILURES as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"loadtest: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("loadtest: stopped before its end, nothing is judged", file=sys.stderr)
+        return 130
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -102,13 +111,6 @@ def _bench(options: argparse.Namespace) -> int:
         console = Console()
         show(report, console if console.is_terminal else Console(width=160))
     return 0 if report["ok"] else 1
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def _counts(text: str) -> tuple[int, ...]:

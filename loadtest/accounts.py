@@ -59,8 +59,11 @@ async def renew(base_url: str, accounts: Sequence[Account]) -> None:
 
 
 async def _instance(http: aiohttp.ClientSession) -> InstanceId:
-    async with http.get("/v1/instance") as answer:
-        return InstanceId(id_from_text((await answer.json())["instance_id"]))
+    try:
+        async with http.get("/v1/instance") as answer:
+            return InstanceId(id_from_text((await answer.json())["instance_id"]))
+    except aiohttp.ClientError as error:
+        raise RegistrationFailed(f"no mailboxd server answers: {error}") from error
 
 
 async def _register(http: aiohttp.ClientSession, instance: InstanceId) -> Account:

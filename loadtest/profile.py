@@ -19,6 +19,7 @@ from typing import Any, Final
 import asyncpg
 import uvloop
 
+from loadtest.arguments import positive, seconds
 from loadtest.run import Run, Settings
 from loadtest.scenarios.cycle import cycle
 from loadtest.server import fresh_server
@@ -37,8 +38,8 @@ class ProfileFailed(Exception):
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `profile` to the load tests' commands."""
     parser = commands.add_parser("profile", help="flame graph of the gateway and PostgreSQL's dearest statements")
-    parser.add_argument("--devices", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=20.0, help="half for the picture, half for the table")
+    parser.add_argument("--devices", type=positive, default=200)
+    parser.add_argument("--seconds", type=seconds, default=20.0, help="half for the picture, half for the table")
     parser.add_argument("--out", type=Path, default=Path("build/profile"))
 
 

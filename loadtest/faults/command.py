@@ -9,6 +9,7 @@ import sys
 
 from rich.console import Console
 
+from loadtest.arguments import positive, server
 from loadtest.faults.report import line, markdown, show
 from loadtest.faults.run import Options, UnknownFault, load_faults, run_faults
 from loadtest.faults.world import Given
@@ -20,12 +21,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--short", action="store_true", help="the selection of `make test`, about two minutes")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults")
     parser.add_argument("--seed", type=int, help="repeat a run (what it printed)")
-    parser.add_argument("--messages", type=int, help="accepted a fault, instead of its own number")
-    parser.add_argument("--worlds", type=int, default=2, help="run so many beside each other (default 2)")
+    parser.add_argument("--messages", type=positive, help="accepted a fault, instead of its own number")
+    parser.add_argument("--worlds", type=positive, default=2, help="run so many beside each other (default 2)")
     parser.add_argument("--list", action="store_true", help="name the faults and end")
     parser.add_argument("--postgres-dsn", help="an empty database of yours instead of the kit's PostgreSQL")
     parser.add_argument("--redis-url", help="a Redis of yours instead of the kit's Valkey")
-    parser.add_argument("--url", action="append", default=[], help="a gateway of yours; may come several times")
+    parser.add_argument(
+        "--url", type=server, action="append", default=[], help="a gateway of yours; may come several times"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON document at the end instead of the table")
     form.add_argument("--markdown", action="store_true", help="the table of docs/faults.md")
@@ -42,7 +45,7 @@ def run_command(options: argparse.Namespace) -> int:
         only=tuple(options.only),
         seed=options.seed,
         messages=options.messages,
-        worlds=max(1, options.worlds) if not (options.postgres_dsn or options.url) else 1,
+        worlds=options.worlds if not (options.postgres_dsn or options.url) else 1,
         given=Given(options.postgres_dsn, options.redis_url, tuple(options.url)),
     )
     try:

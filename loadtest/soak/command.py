@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.arguments import positive
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `soak` to the load tests' commands."""
     parser = commands.add_parser("soak", help="a long run with Locust's users, judged on what only time shows")
     parser.add_argument("--minutes", type=_minutes, default=30.0, help="at least 1, and 5 to say something")
-    parser.add_argument("--users", type=int, default=100)
-    parser.add_argument("--workers", type=int, default=2, help="Locust workers, a process each")
+    parser.add_argument("--users", type=positive, default=100)
+    parser.add_argument("--workers", type=positive, default=2, help="Locust workers, a process each")
     parser.add_argument("--out", type=Path, default=Path("build/soak"), help="directory of pictures, CSV and report")
     parser.add_argument("--json", action="store_true", help="the report as one JSON document instead of the table")
 
 
 def _minutes(text: str) -> float:
     value = float(text)
-    if value < 1:
+    if not 1 <= value < math.inf:
         raise argparse.ArgumentTypeError("must be at least 1: a shorter run has no thirds to compare")
     return value
 
