@@ -11,12 +11,15 @@ from mailboxd.running import find_running
 from mailboxd.terminal import CommandError
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_SERVER: Final = re.compile(r"https?://[^/?#\s]")
 
 
 def server_url(url: str | None, data_dir: Path | None) -> str:
     """The server's address: as given, or the one that `up` runs on the data directory."""
     if url is not None and data_dir is not None:
         raise CommandError("say either --url or --data-dir")
+    if url is not None and not _SERVER.match(url):
+        raise CommandError(f"{url} is no server's address; --url takes one such as {DEFAULT_URL}")
     if data_dir is not None:
         return find_running(data_dir).urls[0]
     return url or DEFAULT_URL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from contextlib import ExitStack
 from typing import Final
@@ -23,8 +24,9 @@ def choose_ports(host: str, first: int, count: int, option: str) -> tuple[int, .
             try:
                 listener.bind((host, port))
             except OSError as error:
+                wrong = "--host" if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror) else option
                 raise CommandError(
-                    f"cannot listen on {host}:{port} ({error.strerror}); choose another {option}"
+                    f"cannot listen on {host}:{port} ({error.strerror}); choose another {wrong}"
                 ) from None
             except OverflowError:
                 raise CommandError(f"{port} is not a port; choose another {option}") from None

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from mailbox_client import NoAnswer
 from mailboxd.failures import explain
 from mailboxd.terminal import CommandError, pairs, table, time_text
 from mailboxd.unprivileged import EmbeddedError
@@ -27,6 +28,11 @@ from store.policy_rules import PolicyError
         (FaultPointError("x"), ("x",), os.EX_CONFIG),
         (EmbeddedError("no\nroom"), ("no", "room"), 1),
         (PermissionError(13, "Permission denied", "/etc/x"), ("/etc/x: Permission denied",), 1),
+        (
+            NoAnswer("no answer"),
+            ("no answer", "is one there? `mailboxd up` starts a server on this machine, --url names another one"),
+            1,
+        ),
         (MigrationError("changed"), ("changed",), 1),
         (MailboxError(ErrorCode.UNAVAILABLE, "Away."), ("Away.",), 1),
         (ExceptionGroup("", [KeyringError("gone"), CommandError("a")]), ("gone", "a"), os.EX_CONFIG),

@@ -26,6 +26,12 @@ def test_a_port_in_use_is_named_with_the_option_that_changes_it() -> None:
             choose_ports("127.0.0.1", port, 1, "--ops-port")
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no host"])
+def test_an_address_that_is_not_this_machines_is_a_matter_of_the_host(host: str) -> None:
+    with pytest.raises(CommandError, match=rf"cannot listen on {host}.*; choose another --host$"):
+        choose_ports(host, 0, 1, "--port")
+
+
 def test_a_port_beyond_the_last_is_refused() -> None:
     with pytest.raises(CommandError, match="65536 is not a port"):
         choose_ports("127.0.0.1", 65_535, 2, "--port")
