@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import sys
 from dataclasses import fields
 from typing import Final
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     profile.add_parser(commands)
     options = parser.parse_args(arguments)
     machine.confine(options.cores)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was started is stopped and removed
     try:
         match options.command:
             case "faults":

@@ -1,16 +1,19 @@
-"""CPU time and memory of the server's processes, read from /proc."""
+"""The server's processes: CPU time and memory, read from /proc, and that none of them outlives us."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 _PROC: Final = Path("/proc")
+_PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +122,16 @@ def _resident_bytes(pid: int) -> int:
         return int((_PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def ends_with_us() -> Callable[[], None]:
+    """For a child's start, between fork and exec: the kernel kills it when this process is gone, however it went."""
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arrange

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from loadtest import certificate
+from loadtest.processes import ends_with_us
 
 START_S_MAX: Final = 90.0
 STOP_S_MAX: Final = 30.0
@@ -104,6 +105,7 @@ async def _running(
             command(), "up", "--json", "--data-dir", str(data_dir), "--port", "0", "--ops-port", "0",
             "--gateways", str(gateways),
             stdout=asyncio.subprocess.PIPE, stderr=said, start_new_session=True, env=environment,
+            preexec_fn=ends_with_us(),
         )  # fmt: skip
         try:
             ready = await _ready_line(process, said)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import random
 import signal
@@ -13,13 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from loadtest.processes import tree
+from loadtest.processes import ends_with_us, tree
 
 START_S_MAX: Final = 60.0
 STOP_S_MAX: Final = 45.0
 _POLL_S: Final = 0.02
 _LAST_BYTES: Final = 3_000
-_PR_SET_PDEATHSIG: Final = 1
 _PORTS_FROM: Final = 15_000
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -53,7 +51,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_ends_with_us(),
+                preexec_fn=ends_with_us(),
                 **how,
             )
         self.starts += 1
@@ -184,16 +182,3 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
-
-
-def _ends_with_us() -> Callable[[], None]:
-    """Runs between fork and exec."""
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-
-    def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arrange

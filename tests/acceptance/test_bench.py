@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from loadtest.processes import tree
 from tests.support.bench import bench
-from tests.support.command import TREE
+from tests.support.command import TREE, environment
+from tests.support.waiting import eventually
 
 
 def test_a_short_cycle_is_measured_metered_and_judged() -> None:
@@ -29,6 +38,34 @@ def test_a_short_cycle_is_measured_metered_and_judged() -> None:
         assert {"gateway", "worker", "postgres", "valkey", "load_generator"} <= set(scenario["cpu"])
     assert plain["verdict"]["accepted_entries"] == plain["verdict"]["received_entries"]
     assert echo["echoes_per_s"] > 0
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """An empty directory that PostgreSQL's user can reach: pytest's own are closed to it."""
+    place = Path(tempfile.mkdtemp())
+    place.chmod(0o711)
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_bench_that_is_ended_early_leaves_no_process_behind(number: signal.Signals, reachable: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "loadtest", "bench", "--devices", "2", "--seconds", "100"],
+        env=environment() | {"TMPDIR": str(reachable)},
+        cwd=TREE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    ) as running:
+        # up, PostgreSQL and its processes, Valkey, gateway, worker
+        await eventually(lambda: len(tree(running.pid)) >= 10, within_seconds=30.0)
+        started = tree(running.pid)
+        running.send_signal(number)
+        assert running.wait(timeout=60.0) == (130 if number is signal.SIGTERM else -number)
+    await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), within_seconds=30.0)
+    assert number is signal.SIGKILL or not list(reachable.iterdir())
 
 
 @pytest.mark.slow
