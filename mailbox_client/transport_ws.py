@@ -99,7 +99,7 @@ class SocketAdapter:
                 ping_interval=None,  # the engine's own PING proves more: the server's event loop answers it
                 open_timeout=self._open_timeout_s,
                 close_timeout=CLOSE_TIMEOUT_S,
-                ssl=self._tls if self._url.startswith("wss:") else None,
+                ssl=(self._tls or True) if self._url.startswith("wss:") else None,  # True: what this machine trusts
                 proxy=None,
             )
         except (InvalidHandshake, EOFError, OSError) as error:
