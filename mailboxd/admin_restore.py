@@ -115,8 +115,10 @@ def _read_revocations(path: Path) -> list[DeviceId]:
                     devices.append(DeviceId(id_from_text(json.loads(line)["device_id"])))
                 except (ValueError, KeyError, TypeError):
                     mistakes.append(f"{path}:{number}: not a revocation")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"{path} cannot be read: it is not text") from None
     if mistakes:
         raise CommandError(*mistakes[:20])
     return devices

@@ -30,6 +30,10 @@ def explain(error: BaseException) -> CommandError | None:
         return CommandError(str(error), exit_code=EXIT_CONFIG)
     if _is(error, "mailboxd.unprivileged", "EmbeddedError") or _is(error, "migrations.runner", "MigrationError"):
         return CommandError(*str(error).splitlines())
+    if _is(error, "mailbox_client.errors", "NoAnswer") and "Certificate" in str(error):
+        return CommandError(
+            str(error), "this machine does not trust the server's certificate; SSL_CERT_FILE names one to trust"
+        )
     if _is(error, "mailbox_client.errors", "NoAnswer"):
         return CommandError(
             str(error), "is one there? `mailboxd up` starts a server on this machine, --url names another one"

@@ -44,9 +44,16 @@ def complain(lines: Iterable[str]) -> None:
         print(f"mailboxd: {line}", file=sys.stderr, flush=True)
 
 
+def told(value: object) -> str:
+    """A value for a person: several named figures are `name 1, other 2`."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {told(figure)}" for name, figure in value.items())
+    return " ".join(map(told, value)) if isinstance(value, list) else str(value)
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Aligned columns; an empty table says so."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[told(cell) for cell in row] for row in rows]
     if not cells:
         return ["(none)"]
     all_rows = [[heading.upper() for heading in headings], *cells]
@@ -62,4 +69,4 @@ def time_text(at_ms: int | None) -> str:
 def pairs(values: Mapping[str, object]) -> list[str]:
     """`name  value` lines, aligned."""
     width = max(map(len, values), default=0)
-    return [f"{name.ljust(width)}  {value}" for name, value in values.items()]
+    return [f"{name.ljust(width)}  {told(value)}" for name, value in values.items()]

@@ -29,6 +29,14 @@ from store.policy_rules import PolicyError
         (EmbeddedError("no\nroom"), ("no", "room"), 1),
         (PermissionError(13, "Permission denied", "/etc/x"), ("/etc/x: Permission denied",), 1),
         (
+            NoAnswer("ClientConnectorCertificateError"),
+            (
+                "ClientConnectorCertificateError",
+                "this machine does not trust the server's certificate; SSL_CERT_FILE names one to trust",
+            ),
+            1,
+        ),
+        (
             NoAnswer("no answer"),
             ("no answer", "is one there? `mailboxd up` starts a server on this machine, --url names another one"),
             1,
@@ -56,6 +64,8 @@ def test_anything_else_is_a_bug(error: Exception) -> None:
 def test_tables_line_up_and_an_empty_one_says_so() -> None:
     assert table(("id", "what"), [(1, "x"), (100, "")]) == ["ID   WHAT", "1    x", "100"]
     assert table(("id",), []) == ["(none)"]
+    assert table(("detail",), [({"bytes": 0, "settings": ["a", "b"]},)]) == ["DETAIL", "bytes 0, settings a b"]
+    assert pairs({"of": {"x": 1, "y": 2.5}}) == ["of  x 1, y 2.5"]
     assert pairs({"a": 1, "long": None}) == ["a     1", "long  None"]
     assert time_text(0) == "1970-01-01 00:00:00Z"
     assert time_text(None) == ""
