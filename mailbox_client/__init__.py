@@ -39,26 +39,35 @@ from mailbox_client.local_store.sqlite import SqliteStore
 from mailbox_client.receipts import Accepted, Receipt, Refusal
 from mailbox_client.settings import ClientSettings
 from mailbox_client.transport_http import MailboxHttp
+from protocol.errors import ErrorCode, MailboxError
+from protocol.frames import SendEnvelope
+from protocol.ids import ClientMessageId, DeviceId, IdentityId, MessageId
 
 __all__ = [
     "Accepted",
     "Account",
     "CaughtUp",
     "ClientError",
+    "ClientMessageId",
     "ClientSettings",
     "ClientStopped",
     "Connected",
     "Delivery",
+    "DeviceId",
     "Disconnected",
+    "ErrorCode",
     "Event",
     "IdNotUsable",
+    "IdentityId",
     "IdsUnavailable",
     "InstanceChanged",
     "LastResortKey",
     "LocalStore",
     "MailboxClient",
+    "MailboxError",
     "MailboxHttp",
     "MemoryStore",
+    "MessageId",
     "MessagesDeferred",
     "NoAnswer",
     "NotRegistered",
@@ -67,6 +76,7 @@ __all__ = [
     "Reconciled",
     "Refusal",
     "SendConfirmed",
+    "SendEnvelope",
     "SendOutcomeUnknown",
     "SendRefused",
     "SendUnknown",

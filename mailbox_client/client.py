@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from mailbox_client.account import Account, open_store
+from mailbox_client.addresses import http_url
 from mailbox_client.delivery import Delivery
 from mailbox_client.driver import Driver
 from mailbox_client.engine_io import (
@@ -28,7 +29,9 @@ from mailbox_client.engine_io import (
     Woke,
 )
 from mailbox_client.errors import (
+    ClientError,
     ClientStopped,
+    IdNotUsable,
     IdsUnavailable,
     SendRefused,
     SendUnknown,
@@ -70,8 +73,8 @@ class MailboxClient:
                 await delivery.confirm()
 
     It connects by itself and keeps trying; entering and sending work without a network, and what is pending goes out
-    later, also by a later process. One client per store. `on_event` is called in the event loop and must not block.
-    Entering raises NotRegistered, StoreFault, CorruptHighWater.
+    later, also by a later process. One client per store, entered once. `on_event` is called in the event loop and must
+    not block. Entering raises NotRegistered, StoreFault, CorruptHighWater.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class MailboxClient:
         on_event: Callable[[Event], None] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._url = url
+        self._url = http_url(url)
         self._given_store = store
         self._settings = settings or ClientSettings()
         self._on_event = on_event
@@ -102,6 +105,8 @@ class MailboxClient:
     # -- life
 
     async def __aenter__(self) -> Self:
+        if self._driver_or_none is not None:
+            raise ClientError("this client was entered before: make a new one")
         store = self._store = open_store(self._given_store)
         try:
             self._account = Account.load(store)
@@ -196,6 +201,7 @@ class MailboxClient:
 
     def next_client_message_id(self) -> ClientMessageId:
         """Issue an id for one later send, without waiting; all zero if none can be issued now (seed 003)."""
+        self._check_open()
         return self._driver.ids.issue()
 
     async def send(
@@ -212,8 +218,8 @@ class MailboxClient:
 
         All are stored in one transaction, or those that are refused are named in `receipt.refused` and the rest is.
         Raises SendRefused if every recipient was refused, SendUnknown if after 24 h without a connection nothing can be
-        said, ClientStopped, StoreFault, IdNotUsable, IdsUnavailable, ValueError. Cancelling does not take it back: once
-        it is in the store it goes out, and `outcome` tells of it.
+        said, ClientStopped, StoreFault, IdNotUsable, IdsUnavailable, TypeError, ValueError. Cancelling does not take it
+        back: once it is in the store it goes out, and `outcome` tells of it.
         """
         envelopes = [
             SendEnvelope(to, MessageId(secrets.token_bytes(16)), protocol_version, body, ttl_s, pad)
@@ -272,11 +278,12 @@ class MailboxClient:
         return await self._driver.store_calls.transacted(lambda: self._open_store.sends(SendState.UNKNOWN))
 
     async def resend(self, cmid: ClientMessageId) -> None:
-        """Try a send whose outcome is unknown again, under its id."""
+        """Try a send whose outcome is unknown again, under its id. Raises IdNotUsable for any other."""
         stored = await self._driver.store_calls.transacted(lambda: self._open_store.send(cmid))
-        if stored is not None and stored.state is SendState.UNKNOWN:
-            self._sends.add(cmid, stored.envelopes)
-            await self._driver.give_durably(Resend(cmid))
+        if stored is None or stored.state is not SendState.UNKNOWN:
+            raise IdNotUsable("no send whose outcome is unknown has this id")
+        self._sends.add(cmid, stored.envelopes)
+        await self._driver.give_durably(Resend(cmid))
 
     async def forget(self, cmid: ClientMessageId) -> None:
         """Leave a send whose outcome is unknown as it is."""
@@ -333,7 +340,7 @@ class MailboxClient:
 
     def prefer(self, transport: Transport | None) -> None:
         """Use only this transport from now on; None: a WebSocket where possible, else HTTP."""
-        self._driver.give(Prefer(transport))
+        self._driver.give(Prefer(Transport(transport) if transport is not None else None))
 
     def cut_connection(self) -> None:
         """Lose the connection without closing it, as a dead network would. For tests and demonstrations."""
@@ -380,6 +387,10 @@ class MailboxClient:
         self._sends.stop(ClientStopped(reason))
 
     # -- inside
+
+    def _check_open(self) -> None:
+        if self._stopped is StopReason.CLOSED:
+            raise ClientStopped(StopReason.CLOSED)
 
     def _check_running(self) -> None:
         if self._stopped is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from mailbox_client.receipts import Refusal
 from protocol.errors import ErrorCode
@@ -20,6 +21,16 @@ class StopReason(StrEnum):
     STORE = "store"  # the local store failed again and again
 
 
+_WHY: Final = {
+    StopReason.CLOSED: "it was closed or never entered; use it inside `async with`",
+    StopReason.REVOKED: "this device was revoked; log out",
+    StopReason.REPLACED: "another process of this device took over; reconnect() when the user wants it back here",
+    StopReason.FAULT: "the server refused what it sent as malformed, or it met a bug of its own; see the log",
+    StopReason.NOT_KNOWN: "the server does not know this device's key, or is another instance",
+    StopReason.STORE: "the local store failed again and again",
+}
+
+
 class ClientError(Exception):
     """Base of what this package raises by itself; answers of the server that stand alone are `MailboxError`."""
 
@@ -29,7 +40,7 @@ class ClientStopped(ClientError):
 
     def __init__(self, reason: StopReason) -> None:
         self.reason = reason
-        super().__init__(f"the client has stopped: {reason}")
+        super().__init__(f"the client has stopped: {_WHY[reason]}")
 
 
 class NotRegistered(ClientError):

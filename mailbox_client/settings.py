@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Final
 
 from mailbox_client.local_store import CRASHES_MAX
 from protocol.client_message_id import LEASE_ORDINALS, OUTSTANDING_MAX
-from protocol.limits import PULL_LIMIT_DEFAULT, WINDOW_BYTES_DEFAULT, WINDOW_ENTRIES_DEFAULT
+from protocol.limits import (
+    PULL_LIMIT_DEFAULT,
+    PULL_LIMIT_MAX,
+    PULL_WAIT_S_MAX,
+    WINDOW_BYTES_DEFAULT,
+    WINDOW_ENTRIES_DEFAULT,
+)
 
 DAY_MS = 86_400_000
+_AT_LEAST_ONE: Final = frozenset(
+    {
+        "window_entries",
+        "window_bytes",
+        "hand_over_batch",
+        "crashes_max",
+        "unconfirmed_max",
+        "pending_max",
+        "pending_bytes_max",
+        "lease_ordinals",
+        "outstanding_max",
+        "socket_failures_max",
+        "page_limit",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +76,13 @@ class ClientSettings:
     poll_wait_s: int = 25
     request_ms: int = 60_000  # must be longer than a poll may wait
     page_limit: int = PULL_LIMIT_DEFAULT
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that nothing could work by."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 1 if field.name in _AT_LEAST_ONE else 0
+            if isinstance(value, int) and value < least:
+                raise ValueError(f"{field.name} is at least {least}")
+        if self.poll_wait_s > PULL_WAIT_S_MAX or self.page_limit > PULL_LIMIT_MAX:
+            raise ValueError(f"poll_wait_s is at most {PULL_WAIT_S_MAX}, page_limit at most {PULL_LIMIT_MAX}")

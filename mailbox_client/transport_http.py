@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 
+from mailbox_client.addresses import http_url
 from mailbox_client.engine_io import Page
 from mailbox_client.errors import NoAnswer, ServerNotUnderstood
 from mailbox_client.http_answers import (
@@ -64,7 +65,7 @@ class MailboxHttp:
     def __init__(
         self, url: str, *, session: aiohttp.ClientSession | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = http_url(url)
         self.token: str | None = None
         self.token_source: Callable[[], Awaitable[object]] | None = None
         self._asking = asyncio.Lock()

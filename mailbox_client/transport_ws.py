@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.typing import Subprotocol
 
+from mailbox_client.addresses import socket_url
 from mailbox_client.engine_io import FrameReceived, SocketLost, SocketOpened
 from protocol.codec import decode_server_frame, encode_client_frame
 from protocol.errors import CloseCode, MailboxError
@@ -21,14 +22,6 @@ from protocol.limits import MAX_FRAME_BYTES
 SUBPROTOCOL: Final = Subprotocol("mailboxd.v1")
 CLOSE_TIMEOUT_S: Final = 3.0
 Report = Callable[[SocketOpened | SocketLost | FrameReceived], Awaitable[None]]
-
-
-def socket_url(url: str) -> str:
-    """The address of /v1/ws on the server whose HTTP door is at `url`."""
-    scheme, separator, rest = url.rstrip("/").partition("://")
-    if not separator or scheme not in ("http", "https"):
-        raise ValueError("the server's address starts with http:// or https://")
-    return ("wss://" if scheme == "https" else "ws://") + rest + "/v1/ws"
 
 
 class SocketAdapter:

@@ -38,16 +38,21 @@ Result = TypeVar("Result")
 
 
 def _faults(method: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Driver errors leave the store as StoreFault, without their text: it may name a path or a value."""
+    """Driver errors leave the store as StoreFault, by name and without their text: it may name a path or a value."""
 
     @wraps(method)
     def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
             return method(*args, **kwargs)
         except sqlite3.Error as error:
-            raise StoreFault(f"the local store failed: {type(error).__name__}") from error
+            raise _fault(error) from error
 
     return guarded
+
+
+def _fault(error: sqlite3.Error) -> StoreFault:
+    name = getattr(error, "sqlite_errorname", None) or type(error).__name__
+    return StoreFault(f"the local store failed: {name}")
 
 
 class SqliteStore:
@@ -62,7 +67,10 @@ class SqliteStore:
     @_faults
     def __init__(self, path: str | Path) -> None:
         if str(path) != ":memory:":
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            try:
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise StoreFault(f"the local store cannot be opened: {error.strerror}") from error
         self._db = sqlite3.connect(
             str(path), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
         )
@@ -76,7 +84,7 @@ class SqliteStore:
         try:
             self._db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
-            raise StoreFault(f"the local store failed: {type(error).__name__}") from error
+            raise _fault(error) from error
         try:
             yield
             self._db.execute("COMMIT")
@@ -84,7 +92,7 @@ class SqliteStore:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise StoreFault(f"the local store failed: {type(error).__name__}") from error
+                raise _fault(error) from error
             raise
 
     @property

@@ -11,8 +11,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
+from mailbox_client.addresses import socket_url
 from mailbox_client.engine_io import FrameReceived, SocketLost, SocketOpened
-from mailbox_client.transport_ws import SUBPROTOCOL, SocketAdapter, socket_url
+from mailbox_client.transport_ws import SUBPROTOCOL, SocketAdapter
 from protocol.codec import decode_client_frame, encode_server_frame
 from protocol.frames import Ping, Pong
 from tests.support.http_stub import answering
