@@ -31,13 +31,9 @@ def explain(error: BaseException) -> CommandError | None:
     if _is(error, "mailboxd.unprivileged", "EmbeddedError") or _is(error, "migrations.runner", "MigrationError"):
         return CommandError(*str(error).splitlines())
     if _is(error, "mailbox_client.errors", "NoAnswer") and "Certificate" in str(error):
-        return CommandError(
-            str(error), "this machine does not trust the server's certificate; SSL_CERT_FILE names one to trust"
-        )
+        return CommandError(f"{error}; it is not trusted here, SSL_CERT_FILE names one to trust")
     if _is(error, "mailbox_client.errors", "NoAnswer"):
-        return CommandError(
-            str(error), "is one there? `mailboxd up` starts a server on this machine, --url names another one"
-        )
+        return CommandError(f"{error}; `mailboxd up` starts one on this machine, --url names another")
     if _is(error, "mailbox_client.errors", "ClientError") or _is(error, "mailbox_client.local_store", "StoreFault"):
         return CommandError(str(error))
     if _is(error, "store.policy_rules", "PolicyError"):

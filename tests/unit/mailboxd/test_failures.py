@@ -30,15 +30,12 @@ from store.policy_rules import PolicyError
         (PermissionError(13, "Permission denied", "/etc/x"), ("/etc/x: Permission denied",), 1),
         (
             NoAnswer("ClientConnectorCertificateError"),
-            (
-                "ClientConnectorCertificateError",
-                "this machine does not trust the server's certificate; SSL_CERT_FILE names one to trust",
-            ),
+            ("ClientConnectorCertificateError; it is not trusted here, SSL_CERT_FILE names one to trust",),
             1,
         ),
         (
             NoAnswer("no answer"),
-            ("no answer", "is one there? `mailboxd up` starts a server on this machine, --url names another one"),
+            ("no answer; `mailboxd up` starts one on this machine, --url names another",),
             1,
         ),
         (MigrationError("changed"), ("changed",), 1),
