@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mailbox_client import (
     Account,
+    ClientError,
     ClientSettings,
     ClientStopped,
     Event,
@@ -29,6 +31,7 @@ from mailbox_client.local_store import SendState
 from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import Send, SendEnvelope
 from protocol.ids import ClientMessageId, DeviceId, MessageId
+from tests.support.client_values import envelope
 from tests.support.model_gateway import ModelGateway, model_gateway
 from tests.support.waiting import eventually
 
@@ -317,3 +320,45 @@ async def test_a_malformed_send_is_refused_here_and_costs_no_connection(
             await client.send_envelopes(envelopes)
         await client.caught_up()
         assert client.pending_sends == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "told"),
+    [
+        ({"body": "text"}, TypeError, "a body is bytes"),
+        ({"body": bytearray(b"x")}, TypeError, "a body is bytes"),
+        ({"to": b"short"}, ValueError, "16 bytes"),
+        ({"ttl_s": "1h"}, TypeError, "ttl_s is an int"),
+        ({"ttl_s": 2**70}, ValueError, "beyond 64 bits"),
+        ({"pv": None}, TypeError, "protocol_version is an int"),
+        ({"pad": 99}, ValueError, "pad is 0 to 12"),
+        ({"pad": 0}, ValueError, "256 bytes"),
+    ],
+    ids=["text", "bytearray", "short id", "ttl as text", "huge ttl", "no version", "no such pad", "not padded"],
+)
+async def test_what_no_frame_can_hold_is_refused_before_it_is_kept_and_the_client_goes_on(
+    gateway: ModelGateway,
+    friend: DeviceId,
+    store: MemoryStore,
+    wrong: dict[str, Any],
+    error: type[Exception],
+    told: str,
+) -> None:
+    async with MailboxClient(gateway.url, store) as client:
+        with pytest.raises(error, match=told):
+            await client.post([envelope(1, to=friend)._replace(**wrong)])
+        assert client.pending_sends == 0
+        await client.send({friend: b"and this goes out"})
+
+
+async def test_a_client_is_entered_once_and_wants_a_whole_address(gateway: ModelGateway, store: MemoryStore) -> None:
+    with pytest.raises(ValueError, match="http:// or https://"):
+        MailboxClient("localhost:8080", store)
+    client = MailboxClient(gateway.url, store)
+    async with client:
+        with pytest.raises(ClientError, match="entered before"):
+            await client.__aenter__()
+        with pytest.raises(ValueError, match="carrier pigeon"):
+            client.prefer("carrier pigeon")  # type: ignore[arg-type]
+    with pytest.raises(ClientStopped, match="async with"):
+        client.next_client_message_id()
