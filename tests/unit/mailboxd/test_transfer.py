@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
 import itertools
 import os
 import random
 import secrets
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_bytes_of_another_app_are_no_part(body: bytes) -> None:
 
 @given(st.binary(max_size=100), st.integers(1, 40))
 def test_a_source_is_cut_into_parts_of_which_the_last_alone_knows_the_total(content: bytes, size: int) -> None:
-    parts = list(_parts(io.BytesIO(content), TRANSFER, size))
+    parts = parts_of(content, size=size)
     assert b"".join(part.data for part in parts) == content
     assert [part.number for part in parts] == list(range(len(parts)))
     assert [part.total for part in parts] == [0] * (len(parts) - 1) + [len(parts)]
@@ -83,7 +84,13 @@ def test_a_source_is_cut_into_parts_of_which_the_last_alone_knows_the_total(cont
 
 
 def parts_of(content: bytes, transfer: bytes = TRANSFER, size: int = 10) -> list[Part]:
-    return list(_parts(io.BytesIO(content), transfer, size))
+    async def all_of_them() -> list[Part]:
+        with tempfile.TemporaryFile() as source:
+            source.write(content)
+            source.seek(0)
+            return [part async for part in _parts(source, transfer, size)]
+
+    return asyncio.run(all_of_them())
 
 
 def written(inbox: Inbox, transfer: bytes, tmp_path: Path) -> bytes:
