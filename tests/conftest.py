@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -23,6 +24,8 @@ INSERT INTO instances (instance_id, policy, restore_epoch) VALUES (gen_random_uu
 
 
 def pytest_configure() -> None:
+    # Where the tests run in the background, Ctrl-C may be ignored, and every program that they start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # What code logs goes into pytest's captured output: one plain line, no search through local variables.
     structlog.configure(
         processors=[
