@@ -107,7 +107,5 @@ def test_the_pgbench_script_calls_the_submit_that_the_store_calls() -> None:
     calls = re.compile(r"\bsubmit_\w+_v\d+")
     denominator = calls.findall((TREE / "loadtest" / "pgbench" / "submit.sql").read_text())
     store = calls.findall((TREE / "store" / "sql" / "submit.sql").read_text())
-    assert (
-        set(denominator) == {"submit_plain_v1"} <= set(store)
-    )  # what a batch without repeats and refusals goes through
-    assert len(set(store)) == 1
+    # What a batch without repeats and refusals goes through, as those of `cycle` are.
+    assert set(denominator) == {"submit_plain_v1"} <= set(store)
