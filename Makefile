@@ -50,16 +50,16 @@ check: .venv/.installed-dev
 	$(BIN)/lint-imports
 
 bench: .venv/.installed-dev
-	$(BIN)/python -m loadtest bench $(BENCH_ARGS)
+	@$(BIN)/python -m loadtest bench $(BENCH_ARGS)
 
 faults: .venv/.installed-dev
-	$(BIN)/python -m loadtest faults $(ARGS)
+	@$(BIN)/python -m loadtest faults $(ARGS)
 
 soak: .venv/.installed-dev
-	$(BIN)/python -m loadtest soak --minutes $(MINUTES) $(SOAK_ARGS)
+	@$(BIN)/python -m loadtest soak --minutes $(MINUTES) $(SOAK_ARGS)
 
 profile: .venv/.installed-dev
-	$(BIN)/python -m loadtest profile $(PROFILE_ARGS)
+	@$(BIN)/python -m loadtest profile $(PROFILE_ARGS)
 
 golden: .venv/.installed-dev
 	$(BIN)/python -m tests.golden.write_schema

@@ -77,7 +77,13 @@ class SocketAdapter:
             self._connection.transport.abort()
 
     async def _run(self) -> None:
-        lost = await self._session()
+        try:
+            lost = await self._session()
+        except Exception as error:
+            # A bug: it must be heard of, and the engine goes on as after any other loss.
+            failure = {"message": "a mailbox socket failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(failure)
+            lost = SocketLost(self._number)
         if not self._closing:
             await self._report(lost)
 

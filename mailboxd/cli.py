@@ -237,7 +237,8 @@ def send(
     except OSError as error:
         raise CommandError(f"{file or 'standard input'}: {error.strerror}") from None
     result = {"transfer": sent.transfer.hex(), "bytes": sent.bytes, "envelopes": sent.parts}
-    line = f"{sent.bytes} bytes in {sent.parts} sealed envelopes are in the mailbox"
+    parts = "1 sealed envelope is" if sent.parts == 1 else f"{sent.parts} sealed envelopes are"
+    line = f"{sent.bytes} bytes in {parts} in the mailbox"
     print_result(result, as_json=as_json, lines=[line])
 
 

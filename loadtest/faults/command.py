@@ -12,7 +12,8 @@ from rich.console import Console
 from loadtest.arguments import positive, server
 from loadtest.faults.report import line, markdown, show
 from loadtest.faults.run import Options, UnknownFault, load_faults, run_faults
-from loadtest.faults.world import Given
+from loadtest.faults.world import Given, WorldFailed
+from mailbox_client.errors import NoAnswer
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,6 +35,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     form.add_argument("--markdown", action="store_true", help="the table of docs/faults.md")
 
 
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One is enough to tell: the others are its consequences or say the same."""
+    one = failures.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one
+
+
 def run_command(options: argparse.Namespace) -> int:
     """0 only if every promise was kept. Each fault is told as it ends, on stderr."""
     if options.list:
@@ -53,6 +60,12 @@ def run_command(options: argparse.Namespace) -> int:
     except UnknownFault as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
+    except ExceptionGroup as failures:
+        failed, unexpected = failures.split((WorldFailed, NoAnswer))
+        if failed is None or unexpected is not None:
+            raise
+        print(f"loadtest: {_first(failed)}", file=sys.stderr)
+        return 1
     if options.json:
         print(json.dumps(report, separators=(",", ":")))
     elif options.markdown:

@@ -112,3 +112,14 @@ async def test_an_unknown_fault_is_named_and_nothing_is_started() -> None:
     _, told = await process.communicate()
     assert process.returncode == 2
     assert b"no-such-fault" in told
+
+
+async def test_a_server_of_ones_own_that_is_away_is_told_in_one_line() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest", "faults", "--only", "kill-clients", "--url", "http://127.0.0.1:1",
+        env=environment(), cwd=TREE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, told = await process.communicate()
+    assert process.returncode == 1
+    assert told.startswith(b"loadtest: no answer")
+    assert told.count(b"\n") == 1

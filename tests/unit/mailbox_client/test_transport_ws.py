@@ -215,3 +215,15 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
         port = silent.sockets[0].getsockname()[1]
         async with adapter(f"http://127.0.0.1:{port}", open_timeout_s=0.2) as (_socket, reports):
             assert await reports.until(1) == [SocketLost(7)]
+
+
+async def test_a_bug_is_heard_of_and_the_engine_goes_on_as_after_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    heard: list[object] = []
+    monkeypatch.setattr("mailbox_client.transport_ws.connect", broken)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: heard.append(context["exception"]))
+    async with adapter("http://127.0.0.1:1") as (_socket, reports):
+        assert await reports.until(1) == [SocketLost(7)]
+    assert [str(error) for error in heard] == ["a bug"]
