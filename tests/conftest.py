@@ -24,8 +24,9 @@ INSERT INTO instances (instance_id, policy, restore_epoch) VALUES (gen_random_uu
 
 
 def pytest_configure() -> None:
-    # Where the tests run in the background, Ctrl-C may be ignored, and every program that they start would inherit it.
+    # Where the tests run in the background these may be ignored, and every program that they start would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # What code logs goes into pytest's captured output: one plain line, no search through local variables.
     structlog.configure(
         processors=[

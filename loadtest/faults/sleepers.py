@@ -106,9 +106,11 @@ class Sleeper:
             mid = delivery.message_id.hex()
             self._notes.write("handed", device=device, mid=mid, content=digest(delivery.body))
             self._confirming = True
-            await delivery.confirm()
+            try:
+                await delivery.confirm()
+            finally:
+                self._confirming = False  # also when it is cancelled: then the message is handed over again
             self._notes.write("confirmed", device=device, mid=mid)
-            self._confirming = False
             self._last_news = time.monotonic()
 
 

@@ -158,6 +158,7 @@ class TestDrain:
             assert await gateway.ended(within_seconds=10) == 0
 
 
+@pytest.mark.slow
 async def test_a_gateway_killed_after_the_commit_delivers_once_from_the_other(lab: GatewayLab) -> None:
     async with lab.process(faults="submit.after_commit=kill") as dying, lab.process() as other:
         alice, bob = await lab.devices(2)

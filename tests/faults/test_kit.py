@@ -45,7 +45,7 @@ async def faults(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 @pytest.mark.timeout(420)
 async def test_the_short_selection_keeps_every_promise_and_ends_with_one_document() -> None:
-    status, report, told = await faults("--short", "--worlds", "3")
+    status, report, told = await faults("--short", "--worlds", "4")
     assert status == 0, told
     assert report["ok"]
     assert {result["name"] for result in report["faults"]} == NAMES_OF_THE_SHORT_SELECTION
