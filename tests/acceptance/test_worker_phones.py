@@ -60,6 +60,7 @@ async def send_to(door: Door, sender: Device, phone: Device) -> float:
     return asyncio.get_running_loop().time()
 
 
+@pytest.mark.slow
 async def test_a_phone_behind_a_black_hole_is_woken_when_its_lease_is_over(
     lab: GatewayLab, workers: WorkerLab, parts: WorkerParts, receiver: PushReceiver
 ) -> None:

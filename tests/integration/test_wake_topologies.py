@@ -155,6 +155,7 @@ async def test_a_lost_shard_takes_only_its_own_wakes_until_its_replica_stands_in
         await eventually(lambda: ear.subscriber.connected and ear.bus.reachable, what="nothing is amiss any more")
 
 
+@pytest.mark.slow
 async def test_a_cluster_that_was_away_altogether_is_used_again(database: str, tmp_path: Path) -> None:
     async with (
         valkey_cluster(tmp_path) as cluster,
@@ -234,6 +235,7 @@ async def test_the_sweep_carries_the_mail_of_a_dead_shard_and_the_canary_tells(
             assert (await receive(hearing, 2, within_seconds=5))[-1] == mid
 
 
+@pytest.mark.slow
 async def test_queue_and_worker_run_on_a_cluster_and_outlive_its_shard(database: str, tmp_path: Path) -> None:
     stream = f"mb:{{{INSTANCE_TAG}}}:jobs".encode()
     async with (
@@ -317,6 +319,7 @@ async def rates(redis: Any) -> AsyncIterator[Callable[[], Any]]:
         await asyncio.gather(running, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_shared_rates_hold_on_a_cluster_and_come_back_after_a_failover(tmp_path: Path) -> None:
     async with valkey_cluster(tmp_path, guards=b"mb:{tag}:rate") as cluster:
         redis = connect(cluster.url)

@@ -97,7 +97,7 @@ async def shorten(worker: WorkerParts, devices: list[DeviceId]) -> None:
 STEPS: list[Step] = [submit, ack, contact, route, work, requeue, clean_up, repair, force_repair, shorten]
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
 async def test_no_deadlock_between_gateways_workers_and_repair(database: str, redis_url: str, seconds: float) -> None:
     async with AsyncExitStack() as stack:
         processes = [await stack.enter_async_context(worker_parts(database, redis_url)) for _ in range(3)]
