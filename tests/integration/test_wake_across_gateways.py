@@ -150,7 +150,12 @@ async def test_a_lost_wake_costs_a_sweep_and_no_message(lab: GatewayLab) -> None
         sender, receiver = await gateway.session(alice), await second.session(bob)
         channel = lab.names.device(bob.id)
         second.gateway.listener.subscriber.drop(channel)
-        await eventually(lambda: not second.gateway.listener.subscriber.hears(channel), what="it is deaf")
+
+        async def deaf() -> bool:  # Redis has to have heard of it, too
+            ((_, listeners),) = await lab.redis.pubsub_numsub(channel)
+            return not listeners
+
+        await eventually(deaf, what="it is deaf")
         mid = await sender.deliver(bob.id)
         assert await receive(receiver, 1, within_seconds=5) == [mid]
         found = second.gateway.services.metrics.found_by_sweep
