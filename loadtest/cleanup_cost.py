@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from loadtest.processes import tree, usage
+from loadtest.processes import cpu_seconds, tree
 
 
 class CleanupCost:
@@ -43,14 +43,14 @@ class CleanupCost:
         }
 
     async def _look(self) -> tuple[float, dict[int, float], dict[str, float]]:
-        worker_s = usage({pid for root in self._worker_pids for pid in tree(root)}).cpu_seconds
+        worker_s = cpu_seconds({pid for root in self._worker_pids for pid in tree(root)})
         connection = await asyncpg.connect(self._dsn)
         try:
             sessions = await connection.fetch(_SESSIONS)
             row = await connection.fetchrow(_ROWS)
         finally:
             await connection.close()
-        used = {session["pid"]: usage([session["pid"]], ended_children=False).cpu_seconds for session in sessions}
+        used = {session["pid"]: cpu_seconds([session["pid"]], ended_children=False) for session in sessions}
         return worker_s, used, dict(row)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from loadtest.processes import tree, usage
+from loadtest.processes import cpu_seconds, tree
 
 LOAD_PER_CORE_MAX: Final = 0.25  # one-minute load average before a run
 OTHERS_CORES_MAX: Final = 0.15  # processor time of processes that do not belong to the run
@@ -86,4 +86,4 @@ def generator_warning(cpu: dict[str, dict[str, float]]) -> list[str]:
 
 
 def _ours() -> float:
-    return usage(tree(os.getpid())).cpu_seconds
+    return cpu_seconds(tree(os.getpid()))

@@ -26,29 +26,27 @@ class Usage:
 
 def tree(root: int) -> list[int]:
     """The process and its living descendants; empty when it is gone."""
-    children: dict[int, list[int]] = {}
-    for entry in _PROC.iterdir():
-        if entry.name.isdecimal():
-            stat = _stat(int(entry.name))
-            if stat is not None:
-                children.setdefault(int(stat[1]), []).append(int(entry.name))
-    found, waiting = [], [root] if _stat(root) is not None else []
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        waiting.extend(children.get(pid, ()))
-    return found
+    return _family([root], _children())
 
 
-def usage(pids: Iterable[int], *, ended_children: bool = True) -> Usage:
-    """Used by these processes, and by their children that have ended and were waited for."""
-    cpu_seconds, resident = 0.0, 0
+def cpu_seconds(pids: Iterable[int], *, ended_children: bool = True) -> float:
+    """Processor time of these processes, and of their children that have ended and were waited for. Cheap to ask."""
+    ticks = 0
     for pid in pids:
         stat = _stat(pid)
         if stat is not None:
-            cpu_seconds += sum(int(field) for field in stat[11 : 15 if ended_children else 13]) / _TICKS_PER_SECOND
-            resident += _resident_bytes(pid)
-    return Usage(cpu_seconds, resident)
+            ticks += sum(int(field) for field in stat[11 : 15 if ended_children else 13])
+    return ticks / _TICKS_PER_SECOND
+
+
+def usage(pids: Iterable[int]) -> Usage:
+    """Used by these processes, and by their children that have ended and were waited for.
+
+    The kernel walks all their memory for it: a hundred milliseconds for some hundred MiB, in which a caller's event
+    loop stands still.
+    """
+    pids = list(pids)
+    return Usage(cpu_seconds(pids), sum(_resident_bytes(pid) for pid in pids if _stat(pid) is not None))
 
 
 def descriptors(pids: Iterable[int]) -> int:
@@ -75,31 +73,58 @@ class Meter:
         self._started = 0.0
 
     def start(self) -> None:
-        self._before = {role: self._now(role).cpu_seconds for role in self._roles}
+        self._before = self._cpu_seconds()
         self._started = time.perf_counter()
 
     def stop(self, messages: int) -> dict[str, dict[str, float | int]]:
-        """Per role: cores used, CPU seconds per 1,000 messages, resident bytes now."""
+        """Per role: cores used, CPU seconds per 1,000 messages, resident bytes now (which takes its time to learn)."""
         seconds = time.perf_counter() - self._started
+        after = self._cpu_seconds()
         report: dict[str, dict[str, float | int]] = {}
         for role in self._roles:
-            now = self._now(role)
-            used = now.cpu_seconds - self._before[role]
+            used = after[role] - self._before[role]
             report[role] = {
                 "cores": round(used / seconds, 3),
                 "cpu_s_per_1000": round(used / messages * 1_000, 4) if messages else 0.0,
-                "resident_bytes": now.resident_bytes,
+                "resident_bytes": self.resident_bytes(role),
             }
         return report
 
     def resident_bytes(self, role: str) -> int:
-        return self._now(role).resident_bytes
+        return usage(self._members(role, _children())).resident_bytes
 
-    def _now(self, role: str) -> Usage:
+    def _cpu_seconds(self) -> dict[str, float]:
+        children = _children()
+        return {
+            role: cpu_seconds(self._members(role, children), ended_children=role not in self._alone)
+            for role in self._roles
+        }
+
+    def _members(self, role: str, children: Mapping[int, list[int]]) -> Iterable[int]:
         roots = self._roles[role]
-        if role in self._alone:
-            return usage(roots, ended_children=False)
-        return usage({pid for root in roots for pid in tree(root)})
+        return roots if role in self._alone else _family(roots, children)
+
+
+def _children() -> dict[int, list[int]]:
+    """Who has which children now, in one look through /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal():
+            stat = _stat(int(entry.name))
+            if stat is not None:
+                children.setdefault(int(stat[1]), []).append(int(entry.name))
+    return children
+
+
+def _family(roots: Iterable[int], children: Mapping[int, list[int]]) -> list[int]:
+    found: dict[int, None] = {}
+    waiting = [root for root in roots if _stat(root) is not None]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found[pid] = None
+            waiting.extend(children.get(pid, ()))
+    return list(found)
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from loadtest.processes import descriptors, tree, usage
+from loadtest.processes import cpu_seconds, descriptors, tree
 
 TABLES: Final = ("envelopes", "mailboxes", "mailbox_owners", "outbox_events", "ack_batches", "idempotency_records")
 _PROC: Final = Path("/proc")
@@ -56,7 +56,7 @@ class Watcher:
             at_s=at_s,
             memory_bytes={role: sum(map(own_memory, pids)) for role, pids in trees.items()},
             descriptors={role: descriptors(pids) for role, pids in trees.items()},
-            cpu_s={role: usage(pids).cpu_seconds for role, pids in trees.items()},
+            cpu_s={role: cpu_seconds(pids) for role, pids in trees.items()},
             outbox_open=await connection.fetchval(_OUTBOX),
             table_bytes={row["name"]: row["bytes"] for row in tables},
             dead_rows={row["name"]: row["dead"] for row in tables},
