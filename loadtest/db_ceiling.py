@@ -1,7 +1,8 @@
 """The same cycles straight into `store`, over the connections that a gateway has, without a socket or a frame.
 
 What `cycle` loses against this is the price of doors, frames and delivery; what this loses against the machine is
-PostgreSQL's. The only module of the load tests that knows the store.
+PostgreSQL's. Afterwards the rows are counted: one that is missing, too many or out of its sender's order fails it.
+The only module of the load tests that knows the store.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class _Cycles:
         self.confirmed = 0
         self.acked = 0
         self.open = 0
+        self.confirmed_in_all = 0
+        self.acked_in_all = 0
         self.latencies = Latencies()
         self.problems: dict[str, int] = {}
         self._submit = submit
@@ -55,6 +58,7 @@ class _Cycles:
         self._session = {device: number for number, device in enumerate(devices)}
         self._body = os.urandom(payload_bytes)
         self._random = random.Random(1)
+        self._sent = 0
 
     def start(self) -> None:
         self.sending = True
@@ -68,7 +72,10 @@ class _Cycles:
     def _send(self, sender: DeviceId) -> None:
         to = self._random.choice(self._devices)
         cmid = ClientMessageId(os.urandom(16))
-        envelope = SendEnvelope(to, MessageId(os.urandom(16)), 1, self._body)
+        self._sent += 1
+        # Tells the sender and its order, for the look at the rows afterwards.
+        mid = MessageId(self._session[sender].to_bytes(8, "big") + self._sent.to_bytes(8, "big"))
+        envelope = SendEnvelope(to, mid, 1, self._body)
         started = perf_counter()
 
         def done(answer: Submitted | MailboxError) -> None:
@@ -77,6 +84,7 @@ class _Cycles:
                 self._problem(answer)
             else:
                 self.confirmed += 1
+                self.confirmed_in_all += 1
                 self.latencies.add(perf_counter() - started)
                 self._ack(to, envelope.mid)
             if self.sending:
@@ -91,6 +99,7 @@ class _Cycles:
             self.open -= 1
             if error is None:
                 self.acked += 1
+                self.acked_in_all += 1
             else:
                 self._problem(error)
 
@@ -132,13 +141,15 @@ async def db_ceiling(run: Run) -> dict[str, Any]:
         await submit.drain(5.0)
         await acks.drain(5.0)
         await postgres.close()
+    wrong = await bare_mailboxes.check(dsn, confirmed=cycles.confirmed_in_all, acked=cycles.acked_in_all, in_order=True)
+    problems = {**cycles.problems, **wrong}
     return {
-        "ok": not cycles.problems and not cycles.open,
+        "ok": not problems and not cycles.open,
         "devices": settings.devices,
         "payload": settings.payload_bytes,
         "confirmed_per_s": round(confirmed / seconds, 1),
         "acked_per_s": round(acked / seconds, 1),
         "send_ack_ms": latency,
-        "problems": cycles.problems,
+        "problems": problems,
         "cpu": used,
     }

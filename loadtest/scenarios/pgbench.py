@@ -38,15 +38,19 @@ async def pgbench_single(run: Run) -> dict[str, Any]:
     rate = float(_found(r"tps = ([0-9.]+)", said))
     transactions = int(_found(r"number of transactions actually processed: (\d+)", said))
     failed = int(_found(r"number of failed transactions: (\d+)", said))
+    used = meter.stop(transactions)
+    problems = await bare_mailboxes.check(dsn, confirmed=transactions, acked=0, in_order=False)
+    if failed:
+        problems["failed_transactions"] = failed
     return {
-        "ok": failed == 0,
+        "ok": not problems,
         "clients": CLIENTS,
         "devices": run.settings.devices,
         "payload": 1024,
         "confirmed_per_s": round(rate, 1),
         "latency_mean_ms": float(_found(r"latency average = ([0-9.]+)", said)),
-        "problems": {"failed_transactions": failed} if failed else {},
-        "cpu": meter.stop(transactions),
+        "problems": problems,
+        "cpu": used,
     }
 
 
