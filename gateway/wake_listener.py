@@ -57,6 +57,9 @@ class WakeListener:
         self._clock = clock
         self._metrics = metrics
         self._on_policy = on_policy
+        # Looked up once: wakes come by the thousand a second.
+        self._counters = {kind.value: metrics.wakes_in.labels(kind=kind.name.lower()) for kind in WakeKind}
+        self._unknown = metrics.wakes_in.labels(kind="unknown")
         # On a cluster one for every slot of ours: each subscription there can be dead by itself.
         self._canaries = dict.fromkeys(bus.names.canaries(secrets.token_bytes(8)), clock.monotonic())
         self.subscriber = WakeSubscriber(
@@ -126,8 +129,9 @@ class WakeListener:
             if heard.letter == WakeKind.POLICY.value:
                 self._on_policy()
             return
-        self._metrics.wakes_in.labels(kind=_KINDS.get(heard.letter, "unknown")).inc()
-        self._waiters.ring_channel(heard.channel)
+        self._counters.get(heard.letter, self._unknown).inc()
+        if self._waiters.waiting:
+            self._waiters.ring_channel(heard.channel)
         session = self._registry.of_channel(heard.channel)
         if session is None:
             return
@@ -163,6 +167,3 @@ class WakeListener:
         self._metrics.subscriber_restarts.inc()
         self._sweep.everybody_soon()
         self._waiters.ring_all()
-
-
-_KINDS: Final = {kind.value: kind.name.lower() for kind in WakeKind}

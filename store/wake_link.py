@@ -20,6 +20,7 @@ from store.redis_places import RedisPlaces
 
 SUBSCRIBE_MAX: Final = 500  # channels in one command
 SILENT_S: Final = 20.0  # the canary sings more often than this: silence means a dead connection
+LOOK_S: Final = 2.0  # how often somebody looks for silence
 HEARD_AT_ONCE: Final = 64
 RECONNECT_FIRST_S: Final = 0.1
 RECONNECT_MAX_S: Final = 2.0
@@ -143,10 +144,15 @@ class WakeLink:
         if self._stopping:
             return  # and the cancellation that belongs to it was swallowed by what was being sent
         self._connection = connection
+        # The library's own limit is a timer for each message, dearer than reading it. Silence ends it all here instead.
+        connection.socket_timeout = None
+        self.alive_at = self._clock.monotonic()
         asking = asyncio.create_task(self._ask(connection), name="wake-subscribe")
         hearing = asyncio.create_task(self._listen(connection), name="wake-listen")
         try:
-            await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
+            while not (await asyncio.wait((asking, hearing), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if self._clock.monotonic() - self.alive_at >= SILENT_S:
+                    raise RedisConnectionError("a subscription is silent")
         finally:
             # A cancellation can be swallowed below us (asyncio.wait_for before Python 3.12): both look at this too.
             self._connection = None
@@ -171,7 +177,7 @@ class WakeLink:
     async def _listen(self, connection: Any) -> None:
         turns = 0
         while self._connection is connection:
-            message = await connection.read_response(timeout=SILENT_S)
+            message = await connection.read_response()
             self.alive_at = self._clock.monotonic()
             if not isinstance(message, list) or len(message) != 3:
                 raise RedisConnectionError("not an answer to a subscription")
