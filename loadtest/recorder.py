@@ -9,7 +9,7 @@ appears. Pure: no clock, no I/O. Call it in the order in which things happened a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -58,6 +58,7 @@ class _Record:
         "accepted_at",
         "ack_tick",
         "alias",
+        "before",
         "confirmed",
         "content",
         "deferred",
@@ -87,6 +88,7 @@ class _Record:
         self.order = order
         self.first = ordinal  # the span of attempts in which it may have taken its position
         self.last = ordinal
+        self.before = 0  # the attempt before the last
         self.mixed = False  # offered under several orders: its place is not known
         self.possible = 1  # attempts that were not refused as not committed
         self.accepted_at = 0  # 0: not known to be accepted
@@ -109,11 +111,12 @@ class _Record:
 class Attempt:
     """One SEND as it was handed to one connection. Give it back with the answer; an answer that never comes is fine."""
 
-    __slots__ = ("echo", "records")
+    __slots__ = ("echo", "ordinal", "records")
 
-    def __init__(self, records: tuple[_Record, ...], echo: _Record | None) -> None:
+    def __init__(self, records: tuple[_Record, ...], echo: _Record | None, ordinal: int) -> None:
         self.records = records
         self.echo = echo
+        self.ordinal = ordinal
 
 
 class Stream:
@@ -200,10 +203,14 @@ class Recorder:
                 echo = live[key] = self._start(sender, key, None, order, ordinal)
             else:
                 self._again(echo, None, order, ordinal)
-        return Attempt(tuple(records), echo)
+        return Attempt(tuple(records), echo, ordinal)
 
-    def accepted(self, attempt: Attempt, results: Sequence[tuple[Any, ...]]) -> None:
-        """Note a SEND_ACK: one `Acceptance` per envelope, in the order sent, and on a repeat the first again."""
+    def accepted(self, attempt: Attempt, results: Sequence[tuple[Any, ...]], *, duplicate: bool | None = None) -> None:
+        """Note a SEND_ACK: one `Acceptance` per envelope, in the order sent, and on a repeat the first again.
+
+        `duplicate` as the SEND_ACK says it tells at which attempt the entries took their positions: at this one
+        (False), or at one before it (True). None, where it is not known, leaves all of them possible.
+        """
         self.accepted_sends += 1
         records = attempt.records
         if len(results) != len(records):
@@ -213,6 +220,8 @@ class Recorder:
             if record.key[len(record.device) :] != mid:
                 self._fault(Fault.WRONG_ANSWER, record, "results are not in the order sent")
                 return
+            if duplicate is not None:
+                _narrow(record, attempt.ordinal, duplicate)
             if not record.accepted_at:
                 self._accept(record, accepted_at, expires_at)
             elif record.accepted_at != accepted_at and not record.ack_tick and accepted_at < record.expires_at:
@@ -230,6 +239,21 @@ class Recorder:
             self._withdraw(record)
         if attempt.echo is not None:
             self._withdraw(attempt.echo)
+
+    def given_up(self, attempt: Attempt, mids: Container[bytes]) -> Attempt:
+        """Note that a sender was told for good that these of its envelopes are not stored, by no attempt at all.
+
+        A refusal that the database decides says that also of earlier attempts whose outcome was unknown, since replay
+        is looked at first. Gives the attempt that goes on with the rest.
+        """
+        rest = []
+        for record in attempt.records:
+            if record.key[len(record.device) :] in mids:
+                record.possible = 1
+                self._withdraw(record)
+            else:
+                rest.append(record)
+        return Attempt(tuple(rest), attempt.echo, attempt.ordinal)
 
     # -- the recipient's side
 
@@ -397,7 +421,7 @@ class Recorder:
 
     def _again(self, record: _Record, content: bytes | None, order: object, ordinal: int) -> None:
         record.possible += 1
-        record.last = ordinal
+        record.before, record.last = record.last, ordinal
         if record.order != order:
             record.mixed = True
         if record.content != content:
@@ -480,6 +504,14 @@ class Recorder:
 
 
 _LONG_AGO: Final = Stream(b"", StreamKind.PUSH, 0)
+
+
+def _narrow(record: _Record, ordinal: int, duplicate: bool) -> None:
+    """Of the attempts in which an entry may have taken its position, keep those that the answer to one leaves."""
+    if not duplicate:
+        record.first = record.last = ordinal
+    elif ordinal == record.last and record.before:
+        record.last = record.before
 
 
 def _example(fault: Fault, device: bytes, key: bytes, detail: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from mailbox_client import (
     Event,
     MailboxClient,
     NoAnswer,
+    Reconciled,
     SendConfirmed,
     SendOutcomeUnknown,
     SendsRefused,
@@ -83,12 +84,15 @@ class ClientRun:
                 self.notes.write(
                     "accepted",
                     cmid=receipt.client_message_id.hex(),
+                    duplicate=None if receipt.reconciled else receipt.duplicate,
                     results=[(one.message_id.hex(), one.accepted_at, one.expires_at or 0) for one in receipt.accepted],
                 )
             case SendsRefused(cmid, refused, _):
                 self.notes.write(
                     "refused", cmid=cmid.hex(), refused=[(one.message_id.hex(), one.code) for one in refused]
                 )
+            case Reconciled():
+                self.notes.write("reconciled")
             case SendWaiting(cmid, code, _):
                 self.notes.write("again", cmid=cmid.hex(), code=code)
             case SendOutcomeUnknown(cmid):

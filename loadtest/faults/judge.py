@@ -33,6 +33,7 @@ def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | Non
     findings = Findings({})
     attempts: dict[tuple[bytes, str], Attempt] = {}
     confirmed: set[tuple[bytes, str]] = set()
+    open_: dict[bytes, dict[str, None]] = {}  # of each device, in the order of its sends
     for client, line in history:
         device = bytes.fromhex(line["device"]) if "device" in line else client.device
         key = (device, line.get("cmid", ""))
@@ -42,16 +43,25 @@ def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | Non
                     findings.problems.append("a client message id was issued twice")
                 envelopes = [OfferedEnvelope(*map(bytes.fromhex, one)) for one in line["envelopes"]]
                 attempts[key] = recorder.offered(device, device, envelopes)
+                open_.setdefault(device, {})[line["cmid"]] = None
+            case "reconciled":
+                # A new connection: what has no answer goes out once more, in its old order and ahead of anything new.
+                # The server may have refused it in the old one without a chance to say so, and accepted later ones.
+                for cmid in open_.get(device, ()):
+                    attempts[device, cmid] = recorder.offered(device, device, _envelopes(attempts[device, cmid]))
             case "accepted":
                 if key in confirmed:
                     findings.problems.append("a send was confirmed twice to its app")
                 confirmed.add(key)
                 results = [(bytes.fromhex(mid), at, expires) for mid, at, expires in line["results"]]
-                recorder.accepted(attempts[key], results)
+                recorder.accepted(attempts[key], results, duplicate=line["duplicate"])
+                open_[device].pop(line["cmid"], None)
             case "refused":
                 refused = {bytes.fromhex(mid) for mid, _ in line["refused"]}
                 findings.refusals.update(code for _, code in line["refused"])
-                attempts[key] = _without(recorder, attempts[key], refused)
+                attempts[key] = recorder.given_up(attempts[key], refused)
+                if not attempts[key].records:
+                    open_[device].pop(line["cmid"], None)
             case "again":
                 # Refused for now and sent once more behind what was in flight: that is its place in the order, too.
                 attempts[key] = recorder.offered(device, device, _envelopes(attempts[key]))
@@ -72,11 +82,3 @@ def _envelopes(attempt: Attempt) -> list[OfferedEnvelope]:
         OfferedEnvelope(record.device, record.key[len(record.device) :], record.content or b"")
         for record in attempt.records
     ]
-
-
-def _without(recorder: Recorder, attempt: Attempt, refused: set[bytes]) -> Attempt:
-    """The attempt that goes on without the refused envelopes, of which nothing is stored."""
-    gone = tuple(record for record in attempt.records if record.key[len(record.device) :] in refused)
-    rest = tuple(record for record in attempt.records if record not in gone)
-    recorder.refused(Attempt(gone, None), not_committed=True)
-    return Attempt(rest, attempt.echo)
