@@ -43,11 +43,6 @@ _OPEN: Final = """
     SELECT state, count(*) AS n FROM outbox_events
     WHERE state <> 'completed' AND ($1 OR state <> 'pending' OR next_attempt_at <= mailboxd_now()) GROUP BY state
 """
-_OVER: Final = """
-    SELECT count(*) FROM mailboxes m JOIN mailbox_owners o USING (device_id), instances i
-    WHERE m.stored_entries - o.released_entries > (i.policy ->> 'pending_entries_max')::bigint
-       OR m.stored_bytes - o.released_bytes > (i.policy ->> 'pending_bytes_max')::bigint
-"""
 
 
 async def check_books(world: World, devices: Iterable[bytes]) -> list[str]:
@@ -61,8 +56,6 @@ async def check_books(world: World, devices: Iterable[bytes]) -> list[str]:
     try:
         if waiting := await connection.fetchval(_WAITING, ids):
             problems.append(f"{waiting} entries wait un-acked although every client has settled")
-        if over := await quota_breaches(connection):
-            problems.append(f"{over} mailboxes hold more than their quota")
         if open_ := await _when_finished(world, connection, DUE_S_MAX, leased=False):
             problems.append(f"due and not done: {open_}")
         if drifted := await connection.fetchval(_DRIFT, ids):
@@ -80,11 +73,6 @@ async def at_rest(world: World) -> list[str]:
     finally:
         await connection.close()
     return [f"outbox and queue did not come to rest: {open_}"] if open_ else []
-
-
-async def quota_breaches(connection: asyncpg.Connection) -> int:
-    """Mailboxes over their quota at this moment."""
-    return int(await connection.fetchval(_OVER))
 
 
 async def server_time_ms(world: World) -> int:

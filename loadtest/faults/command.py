@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -24,6 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--seed", type=int, help="repeat a run (what it printed)")
     parser.add_argument("--messages", type=positive, help="accepted a fault, instead of its own number")
     parser.add_argument("--worlds", type=positive, default=2, help="run so many beside each other (default 2)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the notes and logs of a broken run there")
     parser.add_argument("--list", action="store_true", help="name the faults and end")
     parser.add_argument("--postgres-dsn", help="an empty database of yours instead of the kit's PostgreSQL")
     parser.add_argument("--redis-url", help="a Redis of yours instead of the kit's Valkey")
@@ -52,6 +54,7 @@ def run_command(options: argparse.Namespace) -> int:
         only=tuple(options.only),
         seed=options.seed,
         messages=options.messages,
+        keep=options.keep,
         worlds=options.worlds if not (options.postgres_dsn or options.url) else 1,
         given=Given(options.postgres_dsn, options.redis_url, tuple(options.url)),
     )

@@ -25,6 +25,8 @@ def line(result: dict[str, Any]) -> str:
         return f"{result['name']}: skipped, {result['skipped']}"
     numbers = ", ".join(f"{heading} {result[key]}" for key, heading in _COLUMNS if result.get(key) is not None)
     text = f"{result['name']}: {'ok' if result['ok'] else 'BROKEN'}; {numbers}"
+    if (seed := result.get("seed")) is not None:
+        text += f", seed {seed}, {result['seconds']:.0f} s"
     for problem in result.get("problems", ()):
         text += f"\n    {problem}"
     for example in result.get("examples", ()):

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
+import asyncpg
+
 from loadtest import machine
 from loadtest.faults.books import Descriptors, at_rest, check_books, server_time_ms, still_alive
 from loadtest.faults.fault import FAULTS, Fault, Scene
 from loadtest.faults.judge import Findings, judge
 from loadtest.faults.process import WorldFailed
+from loadtest.faults.quotas import quotas_watched
 from loadtest.faults.traffic import Traffic
 from loadtest.faults.world import Commands, Given, World, WorldPlan, running_world
 
@@ -50,6 +54,7 @@ class Options:
     commands: Commands = field(default_factory=Commands)
     messages: int | None = None  # a fault's accepted entries, instead of its own number
     patience: float = 1.0  # stretches the times within which clients must settle
+    keep: Path | None = None  # where notes and logs of a broken run go
     worlds: int = 1  # at most so many beside each other: most of a run is waiting
 
 
@@ -163,36 +168,60 @@ async def _one(one: Fault, world: World, options: Options, seed: int) -> dict[st
     directory = world.directory / f"clients-{one.name}-{chance.randrange(10**6)}"
     traffic = Traffic(world, directory, one.load, chance, patience=options.patience)
     scene = Scene(world, traffic, chance)
-    messages = options.messages or (one.messages // SHORT_SHARE if options.short else one.messages)
     started = time.monotonic()
-    recovered_s: float | None = None
     try:
-        try:
-            async with asyncio.timeout(FAULT_S_MAX):
-                await traffic.start()
-                for _ in range(1 if options.short else one.rounds):
-                    scene.mended_ns = 0
-                    await one.act(scene)
-                    since = scene.mended_ns or time.monotonic_ns()
-                    await world.ready()
-                    took = await traffic.flowing(since, within_s=one.recover_s_max)
-                    recovered_s = max(took, recovered_s or 0.0)
-                await traffic.messages(messages)
-                await traffic.settle()
-        except (WorldFailed, TimeoutError, OSError) as error:
-            scene.problems.append(str(error) or "the fault run took too long")
-            await _mend(world, traffic, scene)
-        findings = judge(traffic.history(), now_ms=await server_time_ms(world) if world.sees_the_database else None)
-        if world.sees_the_database and not scene.problems:
-            scene.problems += await check_books(world, traffic.devices)
-            scene.problems += await Descriptors(world).left_behind()
+        async with quotas_watched(world) as quotas:
+            findings, recovered_s = await _under_traffic(one, scene, options)
+            if world.sees_the_database and not scene.problems:
+                scene.problems += await check_books(world, traffic.devices)
+                await quotas.look()
+                scene.problems += await Descriptors(world).left_behind()
         await world.refresh()
-    except (WorldFailed, OSError) as error:
+    except (WorldFailed, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         scene.problems.append(str(error))
-        findings = judge(traffic.history())
+        findings, recovered_s = judge(traffic.history()), None
     finally:
         await traffic.close()
-    return _result(one, seed, scene, findings, recovered_s, time.monotonic() - started)
+    if world.sees_the_database:
+        scene.problems += quotas.problems()
+    result = _result(one, seed, scene, findings, recovered_s, time.monotonic() - started)
+    result["quota_breaches"], result["quota_looks"] = quotas.most, quotas.looks
+    if options.keep is not None and not result["ok"]:
+        result["kept"] = str(_keep(world.directory, options.keep / f"{one.name}-{seed}"))
+    return result
+
+
+async def _under_traffic(one: Fault, scene: Scene, options: Options) -> tuple[Findings, float | None]:
+    """Traffic, the fault in it, recovery, rest: what the clients' notes show then, and the longest recovery."""
+    world, traffic = scene.world, scene.traffic
+    messages = options.messages or (one.messages // SHORT_SHARE if options.short else one.messages)
+    recovered_s: float | None = None
+    try:
+        async with asyncio.timeout(FAULT_S_MAX):
+            await traffic.start()
+            for _ in range(1 if options.short else one.rounds):
+                scene.mended_ns = 0
+                await one.act(scene)
+                since = scene.mended_ns or time.monotonic_ns()
+                await world.ready()
+                took = await traffic.flowing(since, within_s=one.recover_s_max)
+                recovered_s = max(took, recovered_s or 0.0)
+            await traffic.messages(messages)
+            await traffic.settle()
+    except (WorldFailed, TimeoutError, OSError) as error:
+        scene.problems.append(str(error) or "the fault run took too long")
+        await _mend(world, traffic, scene)
+    now_ms = await server_time_ms(world) if world.sees_the_database else None
+    return judge(traffic.history(), now_ms=now_ms), recovered_s
+
+
+def _keep(world: Path, place: Path) -> Path:
+    """Copy what the processes of a broken run wrote: logs, and the clients' notes."""
+    for source in (*world.rglob("*.log"), *world.rglob("*.jsonl")):
+        copy = place / source.relative_to(world)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+    return place
 
 
 async def _mend(world: World, traffic: Traffic, scene: Scene) -> None:
@@ -214,7 +243,6 @@ def _result(
     if not verdict["accepted_entries"]:
         problems.append("nothing was accepted")
     counted = [verdict, *scene.histories]
-    breaches = sum("quota" in problem for problem in problems)
     return {
         "name": one.name,
         "ok": bool(verdict["ok"] and not problems),
@@ -228,7 +256,6 @@ def _result(
         "handed_again": {"unconfirmed after a crash": verdict["redelivered"]} if verdict["redelivered"] else {},
         "out_of_order": _total(counted, "out_of_order"),
         "unexpected": verdict["unexpected"] + verdict["refused_but_stored"] + verdict["corrupted"],
-        "quota_breaches": breaches,
         "recovered_s": None if recovered_s is None else round(recovered_s, 2),
         "seconds": round(seconds, 1),
         "refusals": dict(findings.refusals),
