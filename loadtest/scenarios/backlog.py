@@ -88,11 +88,14 @@ async def backlog_many(run: Run) -> dict[str, Any]:
         verdict = judged(swarm, recorder, drained=await swarm.drain(60.0))
     finally:
         swarm.close()
+    beside_per_s = round(during.confirmed / all_back_s, 1)
+    facts = {"login to caught_up, ms:": logins.summary(), "all back in s:": round(all_back_s, 3)}
     return merged(
         {"devices": MANY_DEVICES, "envelopes_each": EACH, "beside_per_s": BESIDE_RATE_PER_S},
         {"caught_up_ms": logins.summary(), "all_caught_up_s": round(all_back_s, 3)},
+        {"beside_confirmed_per_s": beside_per_s},
         {"latency_ms": during.delivery.summary(), "send_ack_ms": during.send_ack.summary()},
-        {"facts": {"login to caught_up, ms:": logins.summary(), "all back in s:": round(all_back_s, 3)}},
+        {"facts": {**facts, "confirmed a second beside them:": beside_per_s}},
         verdict,
         {"cpu": used},
     )

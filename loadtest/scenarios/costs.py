@@ -72,6 +72,8 @@ async def costs(run: Run) -> dict[str, Any]:
     server_us = sum(us for role, us in message.items() if role != "load_generator")
     return merged(
         {"payload": settings.payload_bytes, "costs": found},
+        # Behind its pace a rate is not what was planned, and the slope between the two says nothing.
+        {"kept_pace": round(min(low["rate"] / RATES_PER_S[0], high["rate"] / RATES_PER_S[1]), 4)},
         {
             "facts": {
                 "a registered device, bytes on disk:": found["device_disk_bytes"],

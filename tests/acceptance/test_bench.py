@@ -88,7 +88,9 @@ def test_a_long_cycle_says_what_clean_up_costs_and_how_each_part_went() -> None:
 
 @pytest.mark.slow
 def test_a_device_an_envelope_and_a_message_have_their_price() -> None:
-    (scenario,) = bench("--scenario", "costs", "--seconds", "4")["scenarios"]
+    report = bench("--scenario", "costs", "--seconds", "4")
+    (scenario,), (goal,) = report["scenarios"], report["goals"]
+    assert (goal["bound"], goal["must"]) == ("≥ 0.99", True)  # of both rates
     costs = scenario["costs"]
     assert costs["device_disk_bytes"] > 200
     assert costs["envelope_disk_bytes"] > 1_024
@@ -99,7 +101,9 @@ def test_a_device_an_envelope_and_a_message_have_their_price() -> None:
 
 @pytest.mark.slow
 def test_a_connection_costs_more_with_tls_and_it_is_said_how_much() -> None:
-    (scenario,) = bench("--scenario", "idle-tls", "--devices", "200")["scenarios"]
+    report = bench("--scenario", "idle-tls", "--devices", "200")
+    (scenario,), (goal,) = report["scenarios"], report["goals"]
+    assert (goal["bound"], goal["must"]) == ("≤ 0.1", True)  # of a core
     assert 1_000 < scenario["resident_bytes_per_connection"] < 1_000_000
 
 

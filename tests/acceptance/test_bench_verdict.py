@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadtest import bench
+from loadtest import bench, goals
 from loadtest.__main__ import main
 from loadtest.recorder import Recorder
 from loadtest.run import Planned, Run, figures, judged, merged
@@ -93,3 +93,19 @@ def test_one_planted_fault_among_all_messages_fails_the_run(
     assert report["ok"] is scenario["ok"] is (code == 0)
     assert scenario["confirmed_per_s"] > 0
     assert {key: scenario[key] for key in said} == said
+
+
+@pytest.mark.parametrize(("must", "code"), [(True, 1), (False, 0)])
+def test_a_missed_bound_fails_the_run_and_a_missed_goal_is_only_shown(
+    must: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out_of_reach = goals.Bound("small", "confirmed/s", ("confirmed_per_s",), at_least=1e9, must=must)
+    monkeypatch.setattr(goals, "BOUNDS", (out_of_reach,))
+    monkeypatch.setitem(bench.SCENARIOS, "small", Planned("small", a_small_cycle))
+    with a_model_server(Planted.NOTHING) as url:
+        ended = main(["bench", "--scenario", "small", "--seconds", "0.2", "--url", url, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert ended == code
+    assert report["ok"] is (code == 0)
+    assert report["scenarios"][0]["ok"] is True  # it lost nothing: the bound alone decides
+    assert [(goal["met"], goal["must"]) for goal in report["goals"]] == [(False, must)]

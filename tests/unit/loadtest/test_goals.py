@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadtest.bench import FIGURES, SCENARIOS
-from loadtest.goals import BOUNDS, judge
+from loadtest.goals import BOUNDS, Bound, judge
 
 
 def cycle(**figures: Any) -> dict[str, Any]:
@@ -46,6 +46,21 @@ def test_paced_messages_must_come_in_time_all_of_them_and_no_later_at_the_end(
     judged = judge([{"name": "paced-500", **figures}], {})
     assert len(judged) == 3
     assert sum(one["must"] and not one["met"] for one in judged) == missed
+
+
+@pytest.mark.parametrize("bound", [bound for bound in BOUNDS if bound.must], ids=lambda b: f"{b.scenario}: {b.what}")
+def test_every_bound_that_must_hold_can_be_missed(bound: Bound) -> None:
+    edge = bound.at_most if bound.at_most is not None else bound.at_least
+    assert edge is not None
+    past = edge * 1.01 if bound.at_most is not None else edge * 0.99
+    ratios = {bound.path[1]: past} if bound.path[0] == "ratios" else {}
+    figure: Any = past
+    for key in reversed(bound.path):
+        figure = {key: figure}
+    judged = judge([{"name": bound.scenario, **figure}], ratios)
+    assert [
+        (one["met"], one["must"]) for one in judged if one["what"] == bound.what and one["bound"] == bound.text
+    ] == [(False, True)]
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
