@@ -24,7 +24,11 @@ ENTRY_OVERHEAD_BYTES: Final = 128  # an upper bound of what a frame adds to one 
 
 @dataclass(slots=True)
 class _Window:
-    """What this session pushed and we neither acked nor deferred: what fills the server's window."""
+    """What this session pushed and we neither acked nor deferred: what fills the server's window.
+
+    The server may have freed more: what expired, and what an ACK named that went another way (over HTTP, or late on a
+    connection before this one).
+    """
 
     sizes: dict[MessageId, int] = field(default_factory=dict)
     bytes: int = 0
@@ -108,6 +112,10 @@ class Incoming:
             self._owe(owed)
         if brought_back:
             self._hold_again(brought_back)
+        # The server never has more than that un-acked: what is more has left its window in a way that is not told here.
+        # Nobody says which of them, so all are deferred, as to make room, and both windows are empty again.
+        if len(self._window.sizes) > self._settings.window_entries:
+            self._to_defer.extend(self._window.sizes)
 
     def make_room(self, *, at_once: bool = False) -> None:
         """While something behind the window is needed (the watermark, one's own echoes) no slow app may block it.
@@ -121,7 +129,7 @@ class Incoming:
             or 2 * len(window.sizes) >= self._settings.window_entries
             or 2 * window.bytes >= self._settings.window_bytes
         ):
-            owed = set(self._owed).union(*self._acks_in_flight.values())
+            owed = set(self._owed)
             self._to_defer.extend(mid for mid in window.sizes if mid not in owed)
 
     def connection_lost(self) -> None:
@@ -141,6 +149,7 @@ class Incoming:
             mids = tuple(self._owed.popleft() for _ in range(min(ACK_MAX, len(self._owed))))
             ref = next(self._refs)
             self._acks_in_flight[ref] = mids
+            self._window.free(mids)  # as the server does; the answer may come behind what it pushes then
             acks.append(Ack(ref, mids))
         return acks
 
@@ -148,7 +157,6 @@ class Incoming:
         mids = self._acks_in_flight.pop(ref, None)
         if mids is not None:
             self._store.ack_paid(mids)
-            self._window.free(mids)
 
     def ack_failed(self, ref: int) -> None:
         """The ACK was answered with an error: its ids are owed again."""

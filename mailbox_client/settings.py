@@ -12,7 +12,9 @@ from protocol.limits import (
     PULL_LIMIT_MAX,
     PULL_WAIT_S_MAX,
     WINDOW_BYTES_DEFAULT,
+    WINDOW_BYTES_MAX,
     WINDOW_ENTRIES_DEFAULT,
+    WINDOW_ENTRIES_MAX,
 )
 
 DAY_MS = 86_400_000
@@ -31,6 +33,13 @@ _AT_LEAST_ONE: Final = frozenset(
         "page_limit",
     }
 )
+# What the server caps (WIRE): who counted on more would wait for room in a window that is full.
+_AT_MOST: Final = {
+    "window_entries": WINDOW_ENTRIES_MAX,
+    "window_bytes": WINDOW_BYTES_MAX,
+    "poll_wait_s": PULL_WAIT_S_MAX,
+    "page_limit": PULL_LIMIT_MAX,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,5 +93,5 @@ class ClientSettings:
             least = 1 if field.name in _AT_LEAST_ONE else 0
             if isinstance(value, int) and value < least:
                 raise ValueError(f"{field.name} is at least {least}")
-        if self.poll_wait_s > PULL_WAIT_S_MAX or self.page_limit > PULL_LIMIT_MAX:
-            raise ValueError(f"poll_wait_s is at most {PULL_WAIT_S_MAX}, page_limit at most {PULL_LIMIT_MAX}")
+            if isinstance(value, int) and value > (most := _AT_MOST.get(field.name, value)):
+                raise ValueError(f"{field.name} is at most {most}")

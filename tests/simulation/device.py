@@ -287,14 +287,13 @@ class SimDevice:
         assert self.ids is not None
         outgoing, incoming = engine._outgoing, engine._incoming
         policy = self.world.server.policy
-        # One entry beyond the window is the one that always goes, one batch of a page may pass it over HTTP.
         held = {
             "ids in the app's hands": (self.ids.outstanding, SETTINGS.outstanding_max),
             "pending sends": (engine.pending, SETTINGS.pending_max + self.world.unknown_resent),
             "sends in flight": (outgoing.in_flight, policy.sends_in_flight),
             "ACKs in flight": (incoming.acks_in_flight, ACKS_IN_FLIGHT_MAX),
             "requests": (len(self._requests), REQUESTS_MAX),
-            "the window": (len(incoming._window.sizes), 2 * SETTINGS.window_entries),
+            "the window": (len(incoming._window.sizes), SETTINGS.window_entries),
         }
         for what, (used, bound) in held.items():
             if used > bound:

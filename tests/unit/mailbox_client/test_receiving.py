@@ -21,7 +21,7 @@ from mailbox_client.engine_io import (
 from mailbox_client.events import MessagesDeferred, Transport
 from mailbox_client.local_store import LocalStore, MessageState
 from mailbox_client.local_store.memory import MemoryStore
-from mailbox_client.settings import DAY_MS
+from mailbox_client.settings import DAY_MS, ClientSettings
 from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import Ack, AckResult, Defer, Error, MailboxBatch, PullMailbox
 from protocol.ids import MessageId
@@ -464,3 +464,37 @@ def test_an_ack_result_that_nobody_waits_for_changes_nothing() -> None:
     bench.frame(AckResult(404, ("acked",)))
     with bench.store.transaction():
         assert bench.store.acks_owed() == [mid(1)]
+
+
+def test_what_left_the_servers_window_unseen_fills_no_window_here() -> None:
+    """Expiry frees the server's window, and so does an ACK that went another way: of neither we are told."""
+    bench = EngineBench(settings=ClientSettings(window_entries=4))
+    bench.live()
+    bench.push(*(entry(number) for number in range(4)))
+    assert bench.frames(Defer) == []
+    bench.push(entry(4))  # there is room for it at the server, so one of the others is not in its window any more
+    (defer,) = bench.frames(Defer)
+    assert set(defer.mids) == {mid(number) for number in range(5)}
+    for number in range(5, 500):
+        bench.push(entry(number))
+        assert len(bench.engine._incoming._window.sizes) <= 4
+    assert [mid for defer in bench.frames(Defer) for mid in defer.mids] == [mid(number) for number in range(5, 500)]
+    assert len(bench.hand_over(1_000)) == 500
+
+
+def test_a_refused_ack_beside_an_accepted_one_fills_no_window_here() -> None:
+    """An ACK of a connection before this one comes late and frees the server's window, and ours is refused meanwhile."""
+    bench = EngineBench(settings=ClientSettings(window_entries=2))
+    bench.live()
+    bench.push(entry(1), entry(2))
+    bench.confirm(*bench.hand_over())
+    (first,) = bench.frames(Ack)
+    bench.push(entry(3), entry(4))
+    bench.confirm(*bench.hand_over(1))
+    (second,) = bench.frames(Ack)
+    bench.frame(Error(ErrorCode.UNAVAILABLE, "no", True, "request", ref=first.ref))
+    bench.push(entry(5))
+    bench.frame(AckResult(second.ref, ("acked",)))
+    assert set(bench.engine._incoming._window.sizes) == {mid(4), mid(5)}
+    bench.advance(1_000)
+    assert set(bench.answer_acks()) == {mid(1), mid(2)}
