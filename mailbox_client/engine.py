@@ -121,10 +121,16 @@ class Engine:
         """When a Tick is needed at the latest, if nothing else happens; None: never."""
         dues = [self._link.next_due(now)]
         if self._link.online:
-            dues.append(self._outgoing.next_due(now))
+            dues += [self._outgoing.next_due(now), self._walk_due(now)]
         if self._acks_pause_until > now:
             dues.append(self._acks_pause_until)
         return min((due for due in dues if due is not None), default=None)
+
+    def _walk_due(self, now: int) -> int | None:
+        walk_at, server_now = self._reading.walk_due_at, self.server_now(now)
+        if walk_at is None or server_now is None or self._link.wants_socket(now):
+            return None
+        return now + max(0, walk_at - server_now)
 
     @property
     def pending(self) -> int:
@@ -235,7 +241,7 @@ class Engine:
             self._incoming.ack_failed(error.ref)
             self._acks_pause_until = now + max(error.retry_after_ms or 0, self._settings.retry_base_ms)
         elif error.ref is not None and self._reading.is_walk_page(error.ref):
-            self._reading.walk_failed(self._time.known(now), error.retry_after_ms)
+            self._reading.walk_failed(self._time.known(now), error.code, error.retry_after_ms)
         elif error.code is ErrorCode.DEVICE_REVOKED:
             self._link.stop(StopReason.REVOKED)
         # Every other error without a reference is followed by the close code that says what to do.

@@ -10,7 +10,7 @@ from mailbox_client.events import Connected, Transport
 from mailbox_client.incoming import Incoming
 from mailbox_client.link import Link
 from mailbox_client.outgoing import Outgoing
-from mailbox_client.reading import Reading
+from mailbox_client.reading import CURSOR_REFUSED, Reading
 from mailbox_client.server_time import ServerTime
 from mailbox_client.settings import ClientSettings
 from protocol.errors import ErrorCode, MailboxError
@@ -83,7 +83,10 @@ class HttpSession:
             if self._reading.page_failed(error):
                 return
         elif self._reading.is_walk_page(request):
-            self._reading.walk_failed(self._time.known(now), error.retry_after_ms if error is not None else None)
+            code, retry_after_ms = (error.code, error.retry_after_ms) if error is not None else (None, None)
+            self._reading.walk_failed(self._time.known(now), code, retry_after_ms)
+            if code is ErrorCode.RATE_LIMITED or code in CURSOR_REFUSED:
+                return
         else:
             return
         self._link.http_failed(now, error)

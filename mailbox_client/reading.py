@@ -12,13 +12,17 @@ from protocol.errors import ErrorCode, MailboxError
 
 LAST_WALK: Final = "last_full_walk"
 WALK_RETRY_MS: Final = 60_000
+WALK_BREATH_MS: Final = 1_000  # at the rate's limit: sends have the same rate and shall not find it used up
+CURSOR_REFUSED: Final = frozenset({ErrorCode.CURSOR_INVALID, ErrorCode.CURSOR_EXPIRED})
 
 
 class Reading:
     """The reading of one device's mailbox.
 
     There is the stream, which the durable cursor follows: pushed by a WebSocket, pulled here over HTTP. And there is
-    the walk from the oldest entry on, which moves no cursor: it brings back what was deferred (WIRE, DEFER).
+    the walk from the oldest entry on, which moves no durable cursor: it brings back what was deferred (WIRE, DEFER).
+    A long one may take minutes at the rate that the server allows: it goes on where it was after every refusal and in
+    the next connection, and begins anew only where its cursor is refused, or in the next process.
     """
 
     def __init__(self, store: LocalStore, settings: ClientSettings, numbers: Iterator[int]) -> None:
@@ -40,7 +44,6 @@ class Reading:
         waiting = [request for request in (self._page, self._walk_page) if request is not None]
         self.caught_up = False
         self._page = self._walk_page = None
-        self._walking = False
         return waiting
 
     def reached_watermark(self, server_now: int) -> bool:
@@ -52,7 +55,8 @@ class Reading:
         if last_walk is None:
             last_walk = server_now
             self._store.note_ms(LAST_WALK, last_walk)
-        self._walk_at = last_walk + self._settings.full_walk_age_ms
+        if not self._walking:
+            self._walk_at = last_walk + self._settings.full_walk_age_ms
         return True
 
     # -- the stream over HTTP
@@ -90,7 +94,7 @@ class Reading:
         Another epoch, or too old; what is known by then is dropped as a duplicate (WIRE, CURSOR_INVALID).
         """
         self._page = None
-        refused = error is not None and error.code in (ErrorCode.CURSOR_INVALID, ErrorCode.CURSOR_EXPIRED)
+        refused = error is not None and error.code in CURSOR_REFUSED
         if not refused or self._cursor_refused:
             return False
         self._cursor_refused = True
@@ -101,28 +105,36 @@ class Reading:
     # -- the walk
 
     def walk_soon(self) -> None:
-        """The app asks for what was deferred: walk as soon as the stream is caught up."""
+        """The app asks for what was deferred: walk from the oldest entry on as soon as the stream is caught up."""
         self._store.note_ms(LAST_WALK, 0)
+        self._walking = False
         self._walk_at = 0
 
     def next_walk_page(self, server_now: int | None) -> tuple[int, str | None] | None:
         """The request and cursor of the walk's next page, once a day is over."""
-        if not self.caught_up or server_now is None or self._walk_page is not None:
+        walk_at = self.walk_due_at
+        if walk_at is None or server_now is None or server_now < walk_at:
             return None
         if not self._walking:
-            if server_now < self._walk_at:
-                return None
             self._walking = True
             self._walk_cursor = None
         self._walk_page = next(self._numbers)
         return self._walk_page, self._walk_cursor
+
+    @property
+    def walk_due_at(self) -> int | None:
+        """The server's time of the walk's next page; None while there can be none."""
+        return self._walk_at if self.caught_up and self._walk_page is None else None
 
     def is_walk_page(self, request: int) -> bool:
         return request == self._walk_page
 
     def walk_page_came(self, cursor: str, more: bool, server_now: int) -> bool:
         """Take note of a page of the walk; True if it was the last one."""
-        self._walk_page, self._walk_cursor = None, cursor
+        self._walk_page = None
+        if not self._walking:
+            return False  # a walk from the oldest entry on was asked for meanwhile
+        self._walk_cursor = cursor
         if more:
             return False
         self._walking = False
@@ -130,8 +142,10 @@ class Reading:
         self._walk_at = server_now + self._settings.full_walk_age_ms
         return True
 
-    def walk_failed(self, server_now: int, retry_after_ms: int | None) -> None:
-        """Begin the walk again later."""
+    def walk_failed(self, server_now: int, code: ErrorCode | None, retry_after_ms: int | None) -> None:
+        """Go on with the walk later, where it is."""
         self._walk_page = None
-        self._walking = False
-        self._walk_at = server_now + max(WALK_RETRY_MS, retry_after_ms or 0)
+        if code in CURSOR_REFUSED:
+            self._walking = False
+        pause_ms = WALK_BREATH_MS if code is ErrorCode.RATE_LIMITED else WALK_RETRY_MS
+        self._walk_at = server_now + max(pause_ms, retry_after_ms or 0)

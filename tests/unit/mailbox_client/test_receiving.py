@@ -10,9 +10,11 @@ from mailbox_client.engine_io import (
     DeferMessages,
     GetPage,
     MessagesWaiting,
+    Page,
     PostAck,
     PostSend,
     Prefer,
+    PullAnswered,
     RequestFailed,
     RetryDeferred,
     ReturnMessages,
@@ -25,6 +27,7 @@ from mailbox_client.settings import DAY_MS, ClientSettings
 from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import Ack, AckResult, Defer, Error, MailboxBatch, PullMailbox
 from protocol.ids import MessageId
+from store.policy_rules import Policy
 from tests.support.client_values import cmid, echo, entry, mid
 from tests.support.engine_bench import EngineBench
 
@@ -246,6 +249,116 @@ def test_a_walk_that_fails_is_not_begun_again_at_once() -> None:
         bench.push()
     (pull,) = bench.frames(PullMailbox)
     bench.frame(MailboxBatch(pull.ref, (), "end", False, True))
+
+
+def over_websocket() -> EngineBench:
+    bench = EngineBench()
+    bench.live()
+    return bench
+
+
+def over_http_caught_up() -> EngineBench:
+    bench = over_http()
+    bench.page()
+    return bench
+
+
+def walk_page_asked(bench: EngineBench) -> tuple[int, str | None] | None:
+    """The page of the walk that is asked for: by a frame, or over HTTP beside the waiting poll."""
+    pulls = [(pull.ref, pull.cursor) for pull in bench.frames(PullMailbox)]
+    pulls += [(page.request, page.cursor) for page in bench.take(GetPage) if not page.wait_s]
+    assert len(pulls) <= 1
+    return pulls[0] if pulls else None
+
+
+def answer_walk(bench: EngineBench, number: int, cursor: str, *, more: bool) -> None:
+    if bench.engine._link.has_socket:
+        bench.frame(MailboxBatch(number, (), cursor, more, True))
+    else:
+        bench.give(PullAnswered(number, Page((), cursor, more, "watermark", True)))
+
+
+def refuse_walk(bench: EngineBench, number: int, code: ErrorCode, retry_after_ms: int | None = None) -> None:
+    if bench.engine._link.has_socket:
+        bench.frame(Error(code, "no", True, "request", ref=number, retry_after_ms=retry_after_ms))
+    else:
+        bench.give(RequestFailed(number, MailboxError(code, retry_after_ms=retry_after_ms)))
+
+
+@pytest.mark.parametrize("live", [over_websocket, over_http_caught_up], ids=["websocket", "http"])
+def test_a_walk_of_60000_entries_goes_to_its_end_at_the_default_rates(live: Callable[[], EngineBench]) -> None:
+    bench = live()
+    pages = 60_000 // bench.settings.page_limit
+    policy = Policy()
+    rate, burst = policy.submit_rate_per_device, policy.submit_burst_per_device
+    tokens, asked_at, walked, refused = float(burst), bench.now, 0, 0
+    begun = bench.now
+    bench.outputs.clear()
+    bench.give(RetryDeferred())
+    while walked < pages:
+        while (page := walk_page_asked(bench)) is None:
+            due = bench.engine.next_due(bench.now)
+            assert due is not None
+            assert due - begun < 60_000
+            bench.advance(max(0, due - bench.now))
+        number, cursor = page
+        assert cursor == (f"after {walked}" if walked else None)
+        tokens, asked_at = min(burst, tokens + rate * (bench.now - asked_at) / 1000), bench.now
+        if tokens < 1:
+            refused += 1
+            refuse_walk(bench, number, ErrorCode.RATE_LIMITED, 20)
+            continue
+        tokens -= 1
+        walked += 1
+        answer_walk(bench, number, f"after {walked}", more=walked < pages)
+    assert 0 < refused < 10
+    assert walk_page_asked(bench) is None
+    with bench.store.transaction():
+        assert bench.store.noted_ms("last_full_walk") == bench.server_now
+
+
+def test_a_walk_goes_on_in_the_next_connection() -> None:
+    bench = over_websocket()
+    bench.give(RetryDeferred())
+    (pull,) = bench.frames(PullMailbox)
+    bench.frame(MailboxBatch(pull.ref, (), "after 100", True, True))
+    assert [pull.cursor for pull in bench.frames(PullMailbox)] == ["after 100"]
+    bench.lose()
+    bench.reopen()
+    bench.push()
+    assert [pull.cursor for pull in bench.frames(PullMailbox)] == ["after 100"]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.CURSOR_INVALID, ErrorCode.CURSOR_EXPIRED])
+@pytest.mark.parametrize("live", [over_websocket, over_http_caught_up], ids=["websocket", "http"])
+def test_a_walk_whose_cursor_is_refused_begins_anew(live: Callable[[], EngineBench], code: ErrorCode) -> None:
+    bench = live()
+    bench.outputs.clear()
+    bench.give(RetryDeferred())
+    page = walk_page_asked(bench)
+    assert page is not None
+    answer_walk(bench, page[0], "of another epoch", more=True)
+    page = walk_page_asked(bench)
+    assert page is not None
+    refuse_walk(bench, page[0], code)
+    bench.outputs.clear()
+    for _ in range(7):
+        assert walk_page_asked(bench) is None
+        bench.advance(9_000)
+        if bench.engine._link.has_socket:
+            bench.push()
+    page = walk_page_asked(bench)
+    assert page is not None
+    assert page[1] is None
+
+
+def test_the_app_asks_for_deferred_messages_in_the_middle_of_a_walk_and_it_begins_anew() -> None:
+    bench = over_websocket()
+    bench.give(RetryDeferred())
+    (pull,) = bench.frames(PullMailbox)
+    bench.give(RetryDeferred())
+    bench.frame(MailboxBatch(pull.ref, (), "after 100", True, True))
+    assert [pull.cursor for pull in bench.frames(PullMailbox)] == [None]
 
 
 def test_a_walk_brings_back_a_deferred_message_that_only_the_server_still_has() -> None:
@@ -483,7 +596,7 @@ def test_what_left_the_servers_window_unseen_fills_no_window_here() -> None:
 
 
 def test_a_refused_ack_beside_an_accepted_one_fills_no_window_here() -> None:
-    """An ACK of a connection before this one comes late and frees the server's window, and ours is refused meanwhile."""
+    """An ACK of a connection before this one comes late and frees the server's window; ours is refused meanwhile."""
     bench = EngineBench(settings=ClientSettings(window_entries=2))
     bench.live()
     bench.push(entry(1), entry(2))
