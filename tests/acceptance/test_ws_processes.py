@@ -38,7 +38,7 @@ def pushed(client: RawClient) -> list[MessageId]:
     ]
 
 
-async def receive(client: RawClient, count: int, within_seconds: float = 10.0) -> list[MessageId]:
+async def receive(client: RawClient, count: int, within_seconds: float = 30.0) -> list[MessageId]:
     async with asyncio.timeout(within_seconds):
         while len(pushed(client)) < count:
             await client.find(MailboxBatch, within_seconds)
@@ -50,17 +50,17 @@ async def test_mail_and_takeover_between_two_processes(lab: GatewayLab) -> None:
         alice, bob = await lab.devices(2)
         sender, receiver = await one.session(alice), await two.session(bob)
         mids = [await sender.deliver(bob.id, os.urandom(30_000)) for _ in range(10)]
-        assert await receive(receiver, 10, within_seconds=5) == mids
+        assert await receive(receiver, 10) == mids
         receiver.ack(*mids)
         await receiver.find(AckResult)
         newer = await one.session(bob)
-        assert (await receiver.closed(within_seconds=2)).code == 4409
+        assert (await receiver.closed()).code == 4409
         same = await two.session(bob, instance=b"p" * 16, attempt=1)
-        assert (await newer.closed(within_seconds=2)).code == 4409
+        assert (await newer.closed()).code == 4409
         later = await one.session(bob, instance=b"p" * 16, attempt=2)
-        assert (await same.closed(within_seconds=2)).code == 1000
+        assert (await same.closed()).code == 1000
         mid = await sender.deliver(bob.id)
-        assert await receive(later, 1, within_seconds=2) == [mid]
+        assert await receive(later, 1) == [mid]
 
 
 async def test_a_flood_in_one_piece_is_served_in_order(lab: GatewayLab) -> None:
@@ -119,7 +119,7 @@ class TestDrain:
             assert json.loads(closed.reason)["reconnect_after_ms"] > 0
             assert {(await client.closed()).code for client in clients} == {1012}
             assert await gateway.ended() == 0
-            assert time.monotonic() - began < 6 + 5
+            assert time.monotonic() - began < 6 + 10
 
     async def test_the_rate_is_kept(self, lab: GatewayLab) -> None:
         settings = {"MAILBOXD_DRAIN_DEADLINE_S": "20", "MAILBOXD_DRAIN_RATE_PER_S": "10"}
@@ -133,7 +133,7 @@ class TestDrain:
                 return time.monotonic() - began
 
             times = sorted(await asyncio.gather(*(told_after(client) for client in clients)))
-            assert 1.0 < times[-1] < 6.0  # 20 at 10 a second
+            assert 1.0 < times[-1] < 12.0  # 20 at 10 a second
             assert await gateway.ended() == 0
 
     async def test_what_is_in_flight_is_answered(self, lab: GatewayLab) -> None:
@@ -155,7 +155,7 @@ class TestDrain:
                 client = await gateway.session(await lab.device())
                 client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             gateway.send(signal.SIGTERM)
-            assert await gateway.ended(within_seconds=10) == 0
+            assert await gateway.ended(within_seconds=30) == 0
 
 
 @pytest.mark.slow
@@ -187,10 +187,10 @@ async def test_a_gateway_that_stands_still_holds_nobody_up(lab: GatewayLab) -> N
         try:
             mid = await sender.deliver(bob.id)
             receiver = await other.session(bob)
-            assert await receive(receiver, 1, within_seconds=5) == [mid]
+            assert await receive(receiver, 1) == [mid]
         finally:
             stopped.send(signal.SIGCONT)
-        assert (await held.closed(within_seconds=5)).code == 4409
+        assert (await held.closed()).code == 4409
         assert pushed(held) in ([], [mid])
 
 

@@ -82,7 +82,7 @@ async def test_a_row_that_traffic_holds_is_waited_for_without_holding_others(
     await holder.execute("UPDATE t SET a = 'y' WHERE id = 1500")
     running = asyncio.create_task(run_backfill(empty_database, "b", sleep=pauses))
     await eventually(lambda: 1.0 in pauses.taken, what="it gave way once")
-    await asyncio.wait_for(ask(empty_database, "UPDATE t SET a = 'z' WHERE id = 1501 RETURNING 1"), 10)
+    await asyncio.wait_for(ask(empty_database, "UPDATE t SET a = 'z' WHERE id = 1501 RETURNING 1"), 30)
     await transaction.commit()
     await holder.close()
     assert (await running).done
@@ -98,11 +98,11 @@ async def test_a_cancelled_one_holds_nothing(empty_database: str, pauses: Pauses
         await asyncio.Event().wait()
 
     running = asyncio.create_task(run_backfill(empty_database, "b", sleep=stand))
-    await asyncio.wait_for(standing.wait(), 20)
+    await asyncio.wait_for(standing.wait(), 60)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert (await asyncio.wait_for(run_backfill(empty_database, "b", sleep=pauses), 20)).done
+    assert (await asyncio.wait_for(run_backfill(empty_database, "b", sleep=pauses), 60)).done
 
 
 @pytest.mark.parametrize("name", ["unknown", "b(null, 1); DROP TABLE t; --", ""])

@@ -171,7 +171,7 @@ async def test_an_owner_that_is_held_is_skipped_and_not_waited_for(worker: Worke
     cleanup = a_cleanup(worker)
     async with worker.stores.postgres.transaction() as connection:
         await connection.execute("SELECT FROM mailbox_owners WHERE device_id = $1 FOR NO KEY UPDATE", held)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await cleanup.round(Table.EXPIRED) == 1
     assert await cleanup.round(Table.EXPIRED) == 1
 

@@ -345,7 +345,7 @@ async def test_a_waiting_pull_is_answered_by_a_commit_of_the_same_gateway(door: 
     began = asyncio.get_running_loop().time()
     await sender.send(recipient)
     assert len((await waiting)["entries"]) == 1
-    assert asyncio.get_running_loop().time() - began < 5
+    assert asyncio.get_running_loop().time() - began < 12
     assert waiters.waiting == 0
 
 
@@ -364,7 +364,7 @@ async def test_a_waiting_pull_is_answered_by_a_commit_of_another_gateway(
         began = asyncio.get_running_loop().time()
         await sender.send(recipient)
         assert len((await waiting)["entries"]) == 1
-        assert asyncio.get_running_loop().time() - began < 5
+        assert asyncio.get_running_loop().time() - began < 12
 
 
 async def test_a_lost_wake_costs_a_waiting_pull_the_sweeps_time(
@@ -377,7 +377,7 @@ async def test_a_lost_wake_costs_a_waiting_pull_the_sweeps_time(
         waiting = asyncio.create_task(pull(recipient, wait_s=30))
         await eventually(lambda: waiters.waiting == 1, what="the pull waits")
         await sender.send(recipient)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(25):
             assert len((await waiting)["entries"]) == 1
 
 
@@ -386,12 +386,12 @@ async def test_a_pull_waits_only_when_there_is_nothing_and_only_so_long(door: Do
     loop = asyncio.get_running_loop()
     began = loop.time()
     empty = await pull(recipient, wait_s=1)
-    assert 0.9 < loop.time() - began < 5
+    assert 0.9 < loop.time() - began < 12
     assert empty["entries"] == []
     await sender.send(recipient)
     began = loop.time()
     assert len((await pull(recipient, wait_s=30))["entries"]) == 1
-    assert loop.time() - began < 5
+    assert loop.time() - began < 12
 
 
 async def test_a_device_revoked_while_it_waits_hears_of_it(door: Door) -> None:
@@ -400,7 +400,7 @@ async def test_a_device_revoked_while_it_waits_hears_of_it(door: Door) -> None:
     await eventually(lambda: door.gateway.services.waiters.waiting == 1, what="the pull waits")
     revocation = await device.revocation_body(device.device_id)
     await device.call("POST", f"/v1/devices/{device.id}/revocation", revocation)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(12):
         reply = await waiting
     assert (reply.status, reply.code) == (403, "DEVICE_REVOKED")
 
@@ -424,7 +424,7 @@ async def test_a_drain_releases_who_waits(database: str, redis_url: str, tmp_pat
         waiting = asyncio.create_task(pull(device, wait_s=30))
         await eventually(lambda: door.gateway.services.waiters.waiting == 1, what="the pull waits")
         door.gateway.services.drain.begin()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(12):
             assert (await waiting)["entries"] == []
 
 

@@ -225,7 +225,7 @@ async def test_a_cancelled_runner_does_not_go_on_in_the_server(empty_database: s
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert await asyncio.wait_for(runner.apply(empty_database, migrations=[TABLE]), 20) == ["0001"]
+    assert await asyncio.wait_for(runner.apply(empty_database, migrations=[TABLE]), 60) == ["0001"]
 
 
 INDEX = migration(

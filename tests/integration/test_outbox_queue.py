@@ -260,7 +260,7 @@ async def test_no_row_lock_is_held_while_redis_stalls(database: str, monkeypatch
         device = await worker.device()
         await worker.submit(device)
         stalled = asyncio.create_task(worker.dispatcher.round())
-        await asyncio.wait_for(redis.stalled.wait(), 10)
+        await asyncio.wait_for(redis.stalled.wait(), 30)
         postgres = worker.stores.postgres
         open_transactions = await postgres.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -503,7 +503,7 @@ async def test_what_another_transaction_holds_is_skipped_and_stays_due(worker: W
         await worker.ack(device, await worker.submit(device))
     async with worker.stores.postgres.transaction() as connection:
         await connection.execute("SELECT FROM mailboxes WHERE device_id = $1 FOR NO KEY UPDATE", held)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             claimed = await worker.outbox.claim(10, published_for=timedelta(seconds=60))
         assert (claimed.completed, claimed.more) == ({"nothing_waits": 1}, True)
     assert (await worker.state(held), await worker.state(free)) == ("pending", "completed")

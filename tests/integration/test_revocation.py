@@ -21,7 +21,7 @@ from store.retention import RetentionStore, Table
 from tests.support.accounts import Keys
 from tests.support.http_door import Door, HttpDevice, Reply, running_door
 from tests.support.raw_client import RawClient
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, in_time
 
 NOWHERE = "redis://127.0.0.1:1"
 
@@ -89,12 +89,15 @@ class TestSessions:
     async def test_the_live_session_ends_within_a_second_on_any_gateway(
         self, doors: tuple[Door, Door], revoke: Revoke, where: int
     ) -> None:
-        device = await doors[0].device()
-        async with session(device, doors[where]) as client:
-            await revoke(device)
-            began = time.monotonic()
-            assert (await client.closed()).code == 4403
-            assert time.monotonic() - began < 1
+        async def closed_after() -> float:
+            device = await doors[0].device()
+            async with session(device, doors[where]) as client:
+                await revoke(device)
+                began = time.monotonic()
+                assert (await client.closed()).code == 4403
+                return time.monotonic() - began
+
+        await in_time(closed_after, at_most_s=1)
 
     async def test_the_identitys_other_device_keeps_its_session(self, doors: tuple[Door, Door]) -> None:
         device = await doors[0].device()
@@ -118,7 +121,7 @@ class TestSessions:
                 await revoke(device)
                 began = time.monotonic()
                 assert (await client.closed()).code == 4403
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < 20
 
     async def test_a_gateway_that_dies_before_it_tells_leaves_it_to_the_sweep(
         self, database: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,15 +29,15 @@ async def test_half_sent_frames_cannot_hold_the_process_budget(
     async with lab.gateway(inbound_bytes_max=16 * MIB) as gateway:
         budget = gateway.gateway.services.inbound
         honest = await gateway.session(await lab.device())
-        hostile = [await gateway.session(await lab.device()) for _ in range(10)]
+        hostile = [await gateway.session(await lab.device()) for _ in range(7)]
         for client in hostile:
             client.send_raw(ws_frame(bytes(4 * MIB - 64))[: 3 * MIB])
         await eventually(lambda: budget.exceeded, what="the budget is exhausted")
         most = budget.used
-        assert most < 16 * MIB + 10 * 512 * 1024  # exceeded by one read a connection at most
+        assert most < 16 * MIB + 7 * 512 * 1024  # exceeded by one read a connection at most
         # The largest go, one a second, until there is room; who says whole things is served again.
         await serves(honest)
-        await eventually(lambda: not budget.exceeded, within_seconds=15, what="there is room")
+        await eventually(lambda: not budget.exceeded, within_seconds=30, what="there is room")
         await serves(honest)
         codes = []
         for client in hostile:
@@ -89,7 +89,7 @@ async def test_a_flood_of_small_requests_leaves_others_their_turn(lab: GatewayLa
     flooder, other = await gateway.session(await lab.device()), await gateway.session(await lab.device())
     flood = b"".join(ws_frame(encode_client_frame(Ack(n, (a_mid(),)))) for n in range(20_000))
     flooder.send_raw(flood)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(15):
         for _ in range(20):
             await serves(other)
     flooder.cut()

@@ -77,7 +77,7 @@ async def test_a_hello_while_the_database_stands_still_is_told_unavailable_withi
 async def test_an_operator_may_ask_for_hello_sooner(lab: GatewayLab) -> None:
     async with lab.gateway(hello_timeout_s=1) as gateway:
         client = await gateway.socket()
-        assert (await client.closed(within_seconds=4)).code == 4408
+        assert (await client.closed(within_seconds=8)).code == 4408
 
 
 async def test_an_idle_client_is_pinged_and_a_silent_one_is_closed_4408(

@@ -34,7 +34,7 @@ from tests.support.command import TREE
 from tests.support.raw_client import RawClient
 from tests.support.waiting import eventually
 
-READY_SECONDS = 20.0
+READY_SECONDS = 60.0
 LOCAL = "127.0.0.1"
 
 # Nothing but what a test is about may refuse it.
@@ -148,7 +148,7 @@ class GatewayProcess(Door):
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    async def ended(self, within_seconds: float = 20.0) -> int:
+    async def ended(self, within_seconds: float = 60.0) -> int:
         async with asyncio.timeout(within_seconds):
             return await self.process.wait()
 

@@ -37,7 +37,7 @@ class PushReceiver:
     hold: asyncio.Event | None = None  # pushes wait for it before they are answered
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def wait_for(self, count: int, *, within_seconds: float = 10.0) -> None:
+    async def wait_for(self, count: int, *, within_seconds: float = 30.0) -> None:
         async with asyncio.timeout(within_seconds), self.arrived:
             await self.arrived.wait_for(lambda: len(self.received) >= count)
 

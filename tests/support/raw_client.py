@@ -26,7 +26,7 @@ from protocol.frames import (
 )
 from protocol.ids import ClientMessageId, DeviceId, MessageId
 
-WAIT_SECONDS: Final = 10.0
+WAIT_SECONDS: Final = 30.0
 
 TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x1, 0x2, 0x0, 0x8, 0x9, 0xA
 

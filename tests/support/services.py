@@ -73,7 +73,8 @@ class Services:
     def create(self, template: str = "template0") -> str:
         """A new database of this run's role; returns its DSN."""
         name = f"mailboxd_test_{os.getpid()}_{next(_numbers)}"
-        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        # Copying files asks for a checkpoint, which costs next to nothing here, and is several times as quick as WAL.
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
         return self.dsn_of(name)
 
     def drop(self, dsn: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tests.support.command import command_line, environment
 
-READY_WITHIN_S: Final = 60.0
+READY_WITHIN_S: Final = 120.0
 STOP_WITHIN_S: Final = 45.0
 
 
@@ -79,7 +79,7 @@ def is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-def until(holds: Callable[[], bool], *, within_s: float = 30.0, what: str = "") -> None:
+def until(holds: Callable[[], bool], *, within_s: float = 60.0, what: str = "") -> None:
     """`eventually` for tests that have no event loop."""
     deadline = time.monotonic() + within_s
     pause = select.epoll()  # waits for nothing, only for its time

@@ -23,7 +23,7 @@ from store.redis_names import instance_tag
 from store.wake import WakeNames
 from tests.support.waiting import eventually
 
-READY_SECONDS = 20.0
+READY_SECONDS = 60.0
 
 
 @dataclass
@@ -51,7 +51,7 @@ class WorkerProcess:
             return False
         return status == 200
 
-    async def ended(self, within_seconds: float = 20.0) -> int:
+    async def ended(self, within_seconds: float = 60.0) -> int:
         """Its exit status; negative for a signal."""
         async with asyncio.timeout(within_seconds):
             return await self.process.wait()

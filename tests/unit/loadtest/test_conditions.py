@@ -23,7 +23,7 @@ def test_what_this_process_and_its_children_use_is_not_others_work(monkeypatch: 
     subprocess.run([sys.executable, "-c", BURN], check=True)
     seconds = time.perf_counter() - started
     others_s = watch.stop()["others_cores"] * seconds
-    assert 2.2 <= others_s <= 2.65, "of 3 s that were busy the child's 0.4 s and what Python needs are ours"
+    assert 2.0 <= others_s <= 2.65, "of 3 s that were busy the child's 0.4 s and what Python needs are ours"
 
 
 def test_a_stranger_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ async def test_delayed_bytes_come_later_in_order_and_side_by_side(pair: Pair, pr
         pair.to_server.write(bytes([number]))
         await pair.to_server.drain()
     assert await within(pair.from_client.readexactly(20)) == bytes(range(20))
-    assert 0.2 <= loop.time() - before < 2.0  # the delay of each, not of all one after another
+    assert 0.2 <= loop.time() - before < 3.5  # the delay of each, not of all one after another
 
 
 async def test_a_throttle_carries_so_many_bytes_a_second(pair: Pair, proxy: TcpProxy) -> None:
