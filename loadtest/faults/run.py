@@ -17,7 +17,8 @@ from typing import Any, Final
 import asyncpg
 
 from loadtest import machine
-from loadtest.faults.books import Descriptors, at_rest, check_books, server_time_ms, still_alive
+from loadtest.faults.books import at_rest, check_books, server_time_ms
+from loadtest.faults.connections import Descriptors, still_alive
 from loadtest.faults.fault import FAULTS, Fault, Scene
 from loadtest.faults.judge import Findings, judge
 from loadtest.faults.process import WorldFailed
@@ -132,14 +133,14 @@ async def _in_one_world(
     name = waiting[0].name
     try:
         async with running_world(plan, commands=options.commands, given=options.given) as world:
-            usable, ran = True, ""
+            usable, ran, files = True, "", Descriptors(world)
             while waiting and usable:
                 one = waiting.pop(0)
                 name = one.name
                 if not one.needs <= world.owns:
                     done(_skipped(one, one.needs - world.owns))
                     continue
-                result = await _one(one, world, options, seed)
+                result = await _one(one, world, files, options, seed)
                 pids |= world.pids()
                 done(result)
                 ran = one.name
@@ -162,7 +163,7 @@ def _skipped(one: Fault, missing: frozenset[Any]) -> dict[str, Any]:
     return {"name": one.name, "ok": True, "skipped": f"not the kit's own: {', '.join(sorted(missing))}"}
 
 
-async def _one(one: Fault, world: World, options: Options, seed: int) -> dict[str, Any]:
+async def _one(one: Fault, world: World, files: Descriptors, options: Options, seed: int) -> dict[str, Any]:
     """One fault under traffic, judged. Never raises but for a cancellation."""
     chance = random.Random(f"{seed} {one.name}")
     directory = world.directory / f"clients-{one.name}-{chance.randrange(10**6)}"
@@ -175,13 +176,16 @@ async def _one(one: Fault, world: World, options: Options, seed: int) -> dict[st
             if world.sees_the_database and not scene.problems:
                 scene.problems += await check_books(world, traffic.devices)
                 await quotas.look()
-                scene.problems += await Descriptors(world).left_behind()
+                scene.problems += await files.left_behind()
         await world.refresh()
     except (WorldFailed, OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         scene.problems.append(str(error))
         findings, recovered_s = judge(traffic.history()), None
     finally:
+        pids = traffic.pids()
         await traffic.close()
+    if left := still_alive(pids):
+        scene.problems.append(f"clients that still run: {left}")
     if world.sees_the_database:
         scene.problems += quotas.problems()
     result = _result(one, seed, scene, findings, recovered_s, time.monotonic() - started)

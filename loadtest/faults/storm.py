@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from loadtest.accounts import Account, register
 from loadtest.descriptors import allow_descriptors
-from loadtest.faults.books import connections_by_process
+from loadtest.faults.connections import connections_by_process, over_the_pool
 from loadtest.faults.fault import Scene, fault
 from loadtest.faults.process import WorldFailed
 from loadtest.faults.traffic import Load
@@ -27,8 +27,6 @@ RATE_PER_S: Final = 100
 BODY_BYTES: Final = 256
 BACK_S_MAX: Final = 60.0
 PER_SECOND_MAX: Final = 1_000  # twice the budget of handshakes of the gateway that stays
-POOL_MAX: Final = 10  # postgres_pool_max by default
-LANES_MAX: Final = 6  # a gateway's own connections for its hot calls
 OPENING: Final = 100  # at once
 BACKOFF_BASE_S: Final = 0.5
 BACKOFF_CAP_S: Final = 20.0
@@ -177,7 +175,7 @@ async def _one_goes(scene: Scene, go: Callable[[Role], Awaitable[object]]) -> No
         scene.add_history(told(crowd.recorder, drained=drained, refusals=crowd.refusals, disconnects={}))
         scene.check(back_s <= BACK_S_MAX, f"all were back after {back_s:.0f} s, later than {BACK_S_MAX:.0f} s")
         _check_spread(scene, crowd)
-        _check_connections(scene, most)
+        scene.problems += over_the_pool(most, world)
         scene.facts |= {"devices": DEVICES, "lost their gateway": affected, "all back in s": round(back_s, 2)}
         scene.facts |= {"tries": crowd.tries, "most connections to PostgreSQL": dict(most)}
     except SwarmFailed as error:
@@ -218,14 +216,6 @@ def _check_spread(scene: Scene, crowd: Crowd) -> None:
         scene.check(not early, f"{early} devices were back before the time that they were told")
         late = sorted(after_s - told_s for after_s, told_s in told_)
         scene.facts["later than told in s, p99"] = round(late[int(len(late) * 0.99)], 2)
-
-
-def _check_connections(scene: Scene, most: Counter[str]) -> None:
-    gateways = len(scene.world.gateways)
-    pool = most["mailboxd gateway"]
-    scene.check(pool <= POOL_MAX * gateways, f"PostgreSQL had {pool} pool connections of {gateways} gateways")
-    lanes = sum(count for name, count in most.items() if name.startswith("mailboxd gateway "))
-    scene.check(lanes <= LANES_MAX * gateways, f"PostgreSQL had {lanes} lane connections of {gateways} gateways")
 
 
 @fault("storm-drain", needs=(Service.GATEWAY,), plan=PLAN, load=FEW, messages=1, undisturbed=True)

@@ -15,11 +15,13 @@ from loadtest.faults.next_release import FUNCTIONS, make_next_release
 from loadtest.faults.postgres_cluster import execute, set_and_reload, value_of
 from loadtest.faults.postgres_server import OWNER, SUPERUSER, PostgresServer
 from loadtest.faults.process import Process
+from loadtest.faults.traffic import Load
 from loadtest.faults.world import ROOT, Service, WorldFailed, WorldPlan
 
 NEEDS: Final = (Service.POSTGRES, Service.GATEWAY)
 FLOW_S_MAX: Final = 15.0
 STATEMENTS_MAX: Final = 400
+FEW: Final = Load(clients=2, pause_s=0.05)  # it lasts for minutes, and a migration is slow beside full traffic
 _POLL_S: Final = 0.02
 
 
@@ -159,7 +161,7 @@ class _Migrated:
         )
 
 
-@fault("migration-killed", needs=(Service.POSTGRES,), messages=3_000, recover_s_max=10.0)
+@fault("migration-killed", needs=(Service.POSTGRES,), load=FEW, recover_s_max=10.0)
 async def migration_killed(scene: Scene) -> None:
     """`mailboxd migrate apply` is killed behind each of its statements in turn and run again, beside the traffic."""
     migrated = _Migrated(scene)

@@ -6,6 +6,7 @@ What is given by address (`Given`) is used and never touched: faults that need a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
@@ -199,6 +200,7 @@ class World:
     workers: list[Role] = field(default_factory=list)
     proxies: dict[Service, list[TcpProxy]] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # by kind, as `mailboxd config` says them
     shared: dict[str, Any] = field(default_factory=dict)  # what faults of this world made and use again
 
     @property
@@ -250,6 +252,11 @@ class World:
     def sees_the_database(self) -> bool:
         """False where only URLs are given: then the books are not checked."""
         return self.postgres is not None or self.given.postgres_dsn is not None
+
+    def setting(self, kind: Kind, name: str) -> Any:
+        """What a role of this kind was started with."""
+        plan = self.plan.gateway_settings if kind is Kind.GATEWAY else self.plan.worker_settings
+        return dict(plan).get(name, self.settings[kind][name])
 
     def proxy(self, service: Service) -> TcpProxy:
         """The first proxy before the service."""
@@ -329,6 +336,8 @@ async def running_world(
             yield world
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        raise WorldFailed(f"{directory} could not be removed")
 
 
 async def _start(world: World, stack: AsyncExitStack) -> None:
@@ -363,6 +372,7 @@ async def _start(world: World, stack: AsyncExitStack) -> None:
         ]
     for role in world.roles:
         role.launch()
+    world.settings = json.loads(await world.mailboxd("config", "--json"))
     await world.ready()
 
 
