@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mailboxd.options import TAKES_IDS, ConfigFile, DataDir, Json
-from mailboxd.terminal import CommandError, print_result, table, time_text
+from mailboxd.terminal import CommandError, complain, print_result, table, time_text
 
 if TYPE_CHECKING:
     from mailboxd.admin_session import AdminSession
@@ -46,6 +46,7 @@ def stage_key(
 ) -> None:
     """Add a key that all processes know after their next restart and none uses yet."""
     _change(purpose, data_dir, config_file, as_json, lambda keyring, kind, now_ms: keyring.stage(kind, now_ms))
+    complain(["the new key is staged: restart all processes, so that each knows it, before you rotate"])
 
 
 @keys_app.command("rotate")
@@ -53,7 +54,21 @@ def rotate_key(
     purpose: PurposeName, data_dir: DataDir = None, config_file: ConfigFile = None, as_json: Json = False
 ) -> None:
     """Use the staged key from the next restart on; without one a new key, which needs all processes to stop first."""
-    _change(purpose, data_dir, config_file, as_json, lambda keyring, kind, now_ms: keyring.rotate(kind, now_ms))
+    staged_at_ms: int | None = None
+
+    def rotate(keyring: Keyring, kind: Purpose, now_ms: int) -> Keyring:
+        nonlocal staged_at_ms
+        ring = keyring.rings[kind]
+        staged_at_ms = next((key.created_at_ms for key in ring.keys if ring.role(key) == "staged"), None)
+        return keyring.rotate(kind, now_ms)
+
+    _change(purpose, data_dir, config_file, as_json, rotate)
+    # Which processes have read the file since cannot be seen from here, so that is for the operator to know.
+    if staged_at_ms is None:
+        complain(["no key was staged, so no process knows the new one: stop them all before you start the first again"])
+    else:
+        since = time_text(staged_at_ms)
+        complain([f"restart all processes, first those that still run from before {since}: they do not know the key"])
 
 
 @keys_app.command("retire", context_settings=TAKES_IDS)

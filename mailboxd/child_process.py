@@ -46,12 +46,22 @@ class ChildFailed(CommandError):
 
 
 class ChildProcess:
-    """Runs one process at a time for its spec. `on_started` is told after every start that became ready."""
+    """Runs one process at a time for its spec.
 
-    def __init__(self, spec: ChildSpec, clock: Clock, on_started: Callable[[], object]) -> None:
+    `on_started` is told after every start that became ready, `tell` gets a line for a person when one ended by itself.
+    """
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        clock: Clock,
+        on_started: Callable[[], object],
+        tell: Callable[[str], object] = lambda _line: None,
+    ) -> None:
         self._spec = spec
         self._clock = clock
         self._on_started = on_started
+        self._tell = tell
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_ready = False
@@ -113,6 +123,7 @@ class ChildProcess:
                 raise await self._failed(f"{reason}, {failures} times in a row")
             pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (failures - 1))
             logger.warning("process ended; starting it again", child=self.name, reason=reason, pause_s=pause)
+            self._tell(f"{self.name} {reason}; starting it again")
             await self._clock.sleep(pause)
             try:
                 await self.start()

@@ -19,7 +19,7 @@ from mailboxd.embedded import EmbeddedError, EmbeddedServices
 from mailboxd.init import initialise
 from mailboxd.log_keeping import AppendedLogs, keep_logs
 from mailboxd.running import LOGS_DIR, SECRETS_DIR, holding, remove_runtime_file, write_runtime_file
-from mailboxd.terminal import EXIT_OK, CommandError
+from mailboxd.terminal import EXIT_OK, CommandError, complain
 from mailboxd.up_plan import Plan, UpOptions, make_plan, report_of
 from migrations import runner
 from runtime import logs
@@ -86,7 +86,7 @@ async def run_up(options: UpOptions, environ: Mapping[str, str], on_ready: Calla
     """
     stop = Stop()
     with stop.on_signals():
-        running = asyncio.create_task(_run(options, environ, on_ready, stop), name="up")
+        running = asyncio.create_task(_run(options, environ, on_ready, stop, _tell), name="up")
         asked = asyncio.create_task(stop.requested.wait(), name="stop-asked")
         await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -105,7 +105,7 @@ async def serving(options: UpOptions, environ: Mapping[str, str]) -> AsyncIterat
     A part that cannot be kept alive ends the block: its error is raised here.
     """
     ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(_run(options, environ, ready.set_result, Stop()), name="up")
+    running = asyncio.create_task(_run(options, environ, ready.set_result, Stop(), lambda _line: None), name="up")
     block = asyncio.current_task()
     failed = False
 
@@ -133,8 +133,18 @@ async def serving(options: UpOptions, environ: Mapping[str, str]) -> AsyncIterat
         running.result()
 
 
+def _tell(line: str) -> None:
+    """What happened while it runs, to whoever sits at the terminal; the whole story is in the log."""
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        complain([line])
+
+
 async def _run(
-    options: UpOptions, environ: Mapping[str, str], on_ready: Callable[[dict[str, Any]], None], stop: Stop
+    options: UpOptions,
+    environ: Mapping[str, str],
+    on_ready: Callable[[dict[str, Any]], None],
+    stop: Stop,
+    tell: Callable[[str], None],
 ) -> NoReturn:
     _make_directory(options.data_dir)
     with holding(options.data_dir):
@@ -149,11 +159,16 @@ async def _run(
             if is_borrowed(options.data_dir):  # by a demo that was killed
                 async with _policy_of(options.data_dir, services.postgres_dsn) as policy_store:
                     await give_back(options.data_dir, policy_store, request_id=secrets.token_hex(8))
-            await _keep_all(plan, options.data_dir, services, on_ready, stop)
+            await _keep_all(plan, options.data_dir, services, on_ready, stop, tell)
 
 
 async def _keep_all(
-    plan: Plan, data_dir: Path, services: EmbeddedServices, on_ready: Callable[[dict[str, Any]], None], stop: Stop
+    plan: Plan,
+    data_dir: Path,
+    services: EmbeddedServices,
+    on_ready: Callable[[dict[str, Any]], None],
+    stop: Stop,
+    tell: Callable[[str], None],
 ) -> NoReturn:
     """Run the processes until cancelled; gateways stop first, then the worker, each within its time."""
     clock = SystemClock()
@@ -164,8 +179,8 @@ async def _keep_all(
         write_runtime_file(data_dir, report)
         return report
 
-    gateways = [ChildProcess(spec, clock, write_report) for spec in plan.gateways]
-    worker = ChildProcess(plan.worker, clock, write_report)
+    gateways = [ChildProcess(spec, clock, write_report, tell) for spec in plan.gateways]
+    worker = ChildProcess(plan.worker, clock, write_report, tell)
     try:
         async with asyncio.TaskGroup() as starting:
             for child in (*gateways, worker):
@@ -175,7 +190,7 @@ async def _keep_all(
             for child in (*gateways, worker):
                 keeping.create_task(child.keep(), name=f"keep-{child.name}")
             keeping.create_task(_pass_on_reloads(gateways, stop), name="reloads")
-            keeping.create_task(_keep_services(services, clock, write_report), name="keep-services")
+            keeping.create_task(_keep_services(services, clock, write_report, tell), name="keep-services")
             own_logs = [f"{spec.name}.log" for spec in (*plan.gateways, plan.worker)]
             appended = AppendedLogs(data_dir / LOGS_DIR, [*own_logs, "up.log"])
             await keep_logs(appended, policy_store.load, clock)
@@ -194,7 +209,9 @@ async def _pass_on_reloads(gateways: Sequence[ChildProcess], stop: Stop) -> NoRe
             gateway.hang_up()
 
 
-async def _keep_services(services: EmbeddedServices, clock: SystemClock, on_started: Callable[[], Any]) -> NoReturn:
+async def _keep_services(
+    services: EmbeddedServices, clock: SystemClock, on_started: Callable[[], Any], tell: Callable[[str], None]
+) -> NoReturn:
     """Start PostgreSQL or Valkey again when one has ended: both come back at their old address.
 
     It tries for ever, with growing pauses: what a killed PostgreSQL left needs a moment to go away, and a full disk
@@ -206,6 +223,8 @@ async def _keep_services(services: EmbeddedServices, clock: SystemClock, on_star
         failed = False
         for name in services.ended():
             logger.warning("service ended; starting it again", service=name)
+            if not failures:
+                tell(f"{name} ended; starting it again")
             try:
                 await services.start_again(name)
             except EmbeddedError as error:

@@ -97,12 +97,14 @@ def report_of(plan: Plan, data_dir: Path, postgres_dsn: str, redis_url: str, pid
 def show_report(report: dict[str, Any], *, as_json: bool) -> None:
     """Say that it runs: one JSON line, or the same for a person."""
     urls, ops_urls = report["urls"], report["ops_urls"]
+    # A certificate is for a name, and this is an address; a self-signed one is nobody's word at all.
+    insecure = "--insecure " if report["url"].startswith("https:") else ""
     lines = [
         f"mailboxd is up, data in {report['data_dir']}",
         *(f"  HTTP and WebSocket  {url}" for url in urls),
         f"  health, metrics     {'  '.join(ops_urls)}",
         f"  logs                {report['data_dir']}/{LOGS_DIR}",
-        f"Try it:  curl {report['url']}/v1/instance",
+        f"Try it:  curl {insecure}{report['url']}/v1/instance",
         "Ctrl-C stops everything.",
     ]
     print_result(report, as_json=as_json, lines=lines)

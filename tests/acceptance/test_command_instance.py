@@ -155,10 +155,12 @@ def test_invites_are_shown_once_and_revoked_by_their_tag(instance: Settings) -> 
 def test_keys_rotate_with_an_overlap_that_cannot_be_cut_short_by_mistake(instance: Settings) -> None:
     secrets_dir = Path(instance["MAILBOXD_SECRETS_DIR"])
     first = Keyring.load(secrets_dir)
-    assert run("admin", "keys", "stage", "cursor", settings=instance).code == 0
+    staged = run("admin", "keys", "stage", "cursor", settings=instance)
+    assert (staged.code, "restart all processes" in staged.err) == (0, True)
     rotated = run("admin", "keys", "rotate", "cursor", "--json", settings=instance)
     roles = {key["key_id"]: key["role"] for key in rotated.json["keys"] if key["purpose"] == "cursor"}
     assert roles == {"1": "old", "2": "current"}
+    assert "do not know the key" in rotated.err  # those that still run from before it was staged
     assert Keyring.load(secrets_dir).cursor_ring[1][1] == first.cursor_ring[1][1]
 
     early = run("admin", "keys", "retire", "cursor", "1", settings=instance)
@@ -171,7 +173,8 @@ def test_keys_rotate_with_an_overlap_that_cannot_be_cut_short_by_mistake(instanc
 
 def test_the_public_half_of_a_new_signing_key_is_published(instance: Settings) -> None:
     old, _ = Keyring.load(Path(instance["MAILBOXD_SECRETS_DIR"])).token_signing
-    assert run("admin", "keys", "rotate", "token", settings=instance).code == 0
+    unstaged = run("admin", "keys", "rotate", "token", settings=instance)
+    assert (unstaged.code, "no key was staged" in unstaged.err) == (0, True)
     assert verdicts(run("doctor", "--json", settings=instance))["instance"] == "ok"
     assert run("admin", "keys", "retire", "token", old, "--force", settings=instance).code == 0
     assert verdicts(run("doctor", "--json", settings=instance))["instance"] == "ok"

@@ -40,6 +40,7 @@ class Starts:
 
     def __init__(self) -> None:
         self.count = 0
+        self.told: list[str] = []
 
     def __call__(self) -> None:
         self.count += 1
@@ -56,7 +57,7 @@ async def children() -> AsyncIterator[list[ChildProcess]]:
 def child_of(script: str, starts: Starts, children: list[ChildProcess]) -> ChildProcess:
     (port,) = choose_ports("127.0.0.1", 0, 1, "--port")
     spec = ChildSpec("child", [sys.executable, "-c", script, str(port)], dict(os.environ), "127.0.0.1", port)
-    children.append(ChildProcess(spec, SystemClock(), starts))
+    children.append(ChildProcess(spec, SystemClock(), starts, starts.told.append))
     return children[-1]
 
 
@@ -110,6 +111,7 @@ async def test_a_process_that_dies_is_started_again(
     os.kill(first, signal.SIGKILL)
     await eventually(lambda: starts.count == 2)
     assert child.pid != first
+    assert starts.told == ["child ended with signal SIGKILL; starting it again"]
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mailboxd.running import holding, write_runtime_file
+from mailboxd.running import Running, holding, write_runtime_file
 from mailboxd.settings import load_all_settings, load_settings
 from mailboxd.terminal import CommandError
 from runtime.config import ConfigError, GatewayConfig, ProcessConfig
@@ -62,6 +62,26 @@ def test_every_mistake_of_gateway_and_worker_is_told_once() -> None:
             "MAILBOXD_HEARTBEATS",
         ]
     )
+
+
+def test_of_a_running_server_each_process_is_shown_with_where_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls, ops_urls = ("http://127.0.0.1:81", "http://[::1]:82"), tuple(f"http://127.0.0.1:9{n}" for n in range(3))
+    running = Running(urls, ops_urls, "postgresql://a/b", "redis://c/0", tmp_path / "secrets")
+    monkeypatch.setattr("mailboxd.settings.find_running", lambda _data_dir: running)
+    shown = load_all_settings(data_dir=tmp_path, config_file=None, environ={})
+    places = {name: (part.get("listen"), part["ops_listen"], part["log_dir"]) for name, part in shown.items()}
+    logs = str(tmp_path / "logs")
+    assert places == {
+        "gateway-1": ("127.0.0.1:81", "127.0.0.1:90", logs),
+        "gateway-2": ("[::1]:82", "127.0.0.1:91", logs),
+        "worker": (None, "127.0.0.1:92", logs),
+    }
+    assert shown["gateway-1"]["loopback_exempt"] is True
+    single = running._replace(urls=urls[:1], ops_urls=ops_urls[:2])
+    monkeypatch.setattr("mailboxd.settings.find_running", lambda _data_dir: single)
+    assert list(load_all_settings(data_dir=tmp_path, config_file=None, environ={})) == ["gateway", "worker"]
 
 
 def test_the_effective_settings_show_no_secret() -> None:

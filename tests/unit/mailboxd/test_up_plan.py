@@ -96,5 +96,7 @@ def test_the_report_says_where_everything_is(tmp_path: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert f"curl {plan.urls[0]}/v1/instance" in shown
     assert "word" not in shown, "a person's terminal shows no password"
+    show_report({**report, "url": "https://127.0.0.1:1"}, as_json=False)
+    assert "curl --insecure https://127.0.0.1:1/" in capsys.readouterr().out  # no certificate is for an address
     show_report(report, as_json=True)
     assert capsys.readouterr().out.count("\n") == 1

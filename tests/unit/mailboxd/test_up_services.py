@@ -20,6 +20,7 @@ class Services:
         self.room = False
         self.away = {"postgres", "valkey"}
         self.tries: list[str] = []
+        self.told: list[str] = []
 
     def ended(self) -> tuple[str, ...]:
         return tuple(sorted(self.away))
@@ -39,7 +40,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 async def services(clock: FakeClock) -> AsyncIterator[Services]:
     services: Any = Services()
-    keeping = asyncio.create_task(_keep_services(services, clock, lambda: None))  # type: ignore[arg-type]
+    keeping = asyncio.create_task(_keep_services(services, clock, lambda: None, services.told.append))
     await settle()
     yield services
     keeping.cancel()
@@ -52,6 +53,7 @@ async def test_a_service_that_cannot_start_for_an_hour_starts_when_it_can(servic
     services.room = True
     await clock.advance(SERVICES_PAUSE_MAX_S)
     assert not services.away
+    assert services.told == ["postgres ended; starting it again", "valkey ended; starting it again"], "each once"
 
 
 async def test_one_that_cannot_start_does_not_hold_up_the_other(services: Services, clock: FakeClock) -> None:
