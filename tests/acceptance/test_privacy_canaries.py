@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from tests.support.canaries import Find
-from tests.support.canary_evidence import Monitor, dumped_tables, stored_in_redis
+from tests.support.canary_evidence import Monitor, dumped_tables, pg_dump, stored_in_redis
 from tests.support.canary_flow import Flow
 from tests.support.directories import servers_directory
 from tests.support.up import Up, running_up, until
@@ -69,6 +69,7 @@ def test_canaries_are_found_only_where_they_belong(data_dir: Path) -> None:
         flow.play()
         until(lambda: has_tried_to_wake(up), what="the worker handled the wake")
         places = asyncio.run(dumped_tables(up.report["postgres_dsn"]))
+        dump = pg_dump(up.report["postgres_dsn"])
         places["redis: stored"] = stored_in_redis(up.report["redis_url"])
         for url in up.report["ops_urls"]:
             until(lambda url=url: answers(url), what="the killed gateway is back")  # type: ignore[misc]
@@ -87,6 +88,13 @@ def test_canaries_are_found_only_where_they_belong(data_dir: Path) -> None:
     found = flow.canaries.find_in_all(places)
     assert sorted(found - ALLOWED.keys()) == []
     assert sorted(ALLOWED.keys() - found) == [], "no longer there: take it off the list"
+
+    # The same of a backup: a table's rows hold what its columns may hold, the archive what all of them may.
+    allowed = {Find(kind, f"pg_dump {place.partition('.')[0]}") for kind, place in ALLOWED}
+    allowed |= {Find(kind, "pg_dump: archive") for kind, _ in ALLOWED}
+    found = flow.canaries.find_in_all(dump)
+    assert sorted(found - allowed) == []
+    assert found >= {Find("ciphertext", "pg_dump envelopes"), Find("ciphertext", "pg_dump: archive")}
 
 
 def answers(url: str) -> bool:

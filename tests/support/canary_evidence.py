@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import redis
+
+from mailboxd.unprivileged import ServerUser
+from mailboxd.wheel_binaries import Programs
 
 
 class Monitor:
@@ -58,6 +64,37 @@ def _keys_and_values(client: redis.Redis) -> Iterator[Any]:
                 yield client.smembers(key)
             case _:
                 yield client.get(key)
+
+
+def pg_dump(dsn: str) -> dict[str, bytes]:
+    """What the program writes: each table's rows as text, all that is no row (schema, comments), and an archive.
+
+    The archive is not compressed: a value in it would lie there as it is.
+    """
+
+    us = ServerUser(os.getuid(), os.getgid(), "us", switches=False)
+    program = Programs(Path(), us).postgres_bin() / "pg_dump"
+
+    def written(*options: str) -> bytes:
+        command = [str(program), *options, "--dbname", dsn]
+        return subprocess.run(command, capture_output=True, check=True, timeout=60, env={"PATH": os.defpath}).stdout
+
+    places, table, rest = {}, b"", []
+    for line in written("--format=plain").splitlines():
+        if line.startswith(b"COPY "):
+            table = line.split()[1].removeprefix(b"public.")
+            places[f"pg_dump {table.decode()}"] = b""
+        elif line == b"\\.":
+            table = b""
+        elif table:
+            places[f"pg_dump {table.decode()}"] += line + b"\n"
+        else:
+            rest.append(line)
+    places["pg_dump: no rows"] = b"\n".join(rest)
+    places["pg_dump: archive"] = written("--format=custom", "--compress=none")
+    assert places["pg_dump envelopes"].count(b"\n") > 0
+    assert places["pg_dump: archive"].startswith(b"PGDMP")
+    return places
 
 
 async def dumped_tables(dsn: str) -> dict[str, bytes]:
