@@ -82,7 +82,8 @@ async def fresh_server(
     context: ssl.SSLContext | None = None
     try:
         if tls:
-            files, context = certificate.self_signed(data_dir.with_name(f"{data_dir.name}-tls"))
+            files = certificate.self_signed(data_dir.with_name(f"{data_dir.name}-tls"))
+            context = certificate.trusting(files[0])
             environment |= {"MAILBOXD_TLS_CERTIFICATE": str(files[0]), "MAILBOXD_TLS_KEY": str(files[1])}
         if postgres_settings:
             async with _running(data_dir, gateways, {}, environment):

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from loadtest.certificate import self_signed
 from mailboxd.borrowed_policy import NOTE_FILE
-from tests.support.certificates import self_signed
 from tests.support.command import command_line, environment, run
 from tests.support.directories import servers_directory
 from tests.support.up import Up, is_running, running_up, until

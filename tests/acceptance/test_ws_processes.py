@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.certificate import self_signed
 from protocol.frames import AckResult, GoAway, Hello, MailboxBatch, Ping, Pong, Send, SendAck, SendEnvelope
 from protocol.ids import MessageId
-from tests.support.certificates import self_signed
 from tests.support.gateways import GatewayLab
 from tests.support.mailboxes import a_cmid, a_mid
 from tests.support.raw_client import RawClient

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from loadtest.certificate import self_signed
 from protocol.frames import MailboxBatch, Ping, Pong
-from tests.support.certificates import self_signed
 from tests.support.gateways import LOCAL, GatewayLab, free_port
 from tests.support.programs import require_program
 from tests.support.raw_client import RawClient

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.certificate import self_signed
 from mailbox_client import (
     Account,
     ClientSettings,
@@ -25,7 +26,6 @@ from mailbox_client import (
     Transport,
 )
 from protocol.ids import DeviceId
-from tests.support.certificates import self_signed
 from tests.support.gateways import GatewayLab, LocalGateway
 from tests.support.waiting import eventually
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from gateway import acceptor
+from loadtest.certificate import self_signed
 from protocol.frames import Ping, Pong
-from tests.support.certificates import self_signed
 from tests.support.gateways import LOCAL, GatewayLab, LocalGateway
 from tests.support.raw_client import RawClient
 from tests.support.waiting import eventually

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.certificate import self_signed
 from protocol.codec import encode_client_frame
 from protocol.frames import Hello, Ping, Pong, Welcome
-from tests.support.certificates import self_signed
 from tests.support.gateways import LOCAL, GatewayLab, LocalGateway
 from tests.support.http_door import ON_EVERY_ANSWER
 from tests.support.raw_client import HttpAnswer, RawClient, ws_frame

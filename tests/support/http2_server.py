@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,11 +13,8 @@ from typing import Any
 import h2.config
 import h2.connection
 import h2.events
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+
+from loadtest.certificate import self_signed, trusting
 
 
 @dataclass(frozen=True)
@@ -117,26 +112,8 @@ async def http2_server(directory: Path) -> AsyncIterator[Http2Server]:
 
 
 def _contexts(directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = directory / "server.pem"
-    pem.write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
-    )
+    certificate, key = self_signed(directory)
     server_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_tls.load_cert_chain(pem)
+    server_tls.load_cert_chain(certificate, key)
     server_tls.set_alpn_protocols(["h2"])
-    return server_tls, ssl.create_default_context(cadata=certificate.public_bytes(Encoding.PEM).decode())
+    return server_tls, trusting(certificate)

@@ -19,7 +19,7 @@ from mailbox_client.transport_ws import SUBPROTOCOL, SocketAdapter
 @asynccontextmanager
 async def told_first(directory: Path) -> AsyncIterator[tuple[Path, asyncio.Future[SocketOpened | SocketLost]]]:
     """A server's certificate, and what is told first about a socket that is opened to it without settings."""
-    (certificate, key), _ = self_signed(directory / "tls")
+    certificate, key = self_signed(directory / "tls")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     told: asyncio.Future[SocketOpened | SocketLost] = asyncio.get_running_loop().create_future()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from loadtest.certificate import self_signed
 from runtime.config import ConfigError, GatewayConfig, WorkerConfig, known_settings, load_config, mask_url
 from runtime.setting_types import ListenAddress
-from tests.support.certificates import self_signed
 
 ENOUGH = {
     "MAILBOXD_POSTGRES_DSN": "postgresql://app:hunter2@db/mailboxd",
