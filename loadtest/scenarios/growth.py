@@ -19,6 +19,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from loadtest.accounts import Account, renew
 from loadtest.latency import Latencies
+from loadtest.processes import cpu_seconds
 from loadtest.run import Run, merged
 from loadtest.scenarios.cycle import closed_loop
 from loadtest.stored_mail import NoRoom, check_room, put, settle, silent_mailboxes, spread
@@ -37,8 +38,11 @@ class GrowthFailed(Exception):
 async def growth(run: Run) -> dict[str, Any]:
     """Rates, latencies and CPU a message at each step of `--stored`, and the worst step's rates over the first's.
 
-    `ratio_generator_cpu` is the same of the load generator's own CPU a message, which no stored envelope can change: as
-    far as it is off 1, the machine was not the same at all steps, and the rates' ratios say as much about that.
+    CPU a message is told twice: all that gateway and PostgreSQL used meanwhile, vacuum and clean-up included, and what
+    serving took, which is the gateway and its hot sessions in the database. On a busy machine the former is divided by
+    fewer messages; what one message costs is the latter. `ratio_generator_cpu` is the load generator's own CPU a
+    message, which no stored envelope can change: as far as it is off 1, the machine was not the same at all steps, and
+    the ratios of the rates say as much about that.
     """
     settings, dsn, data_dir = run.settings, run.server.postgres_dsn, run.server.data_dir
     if dsn is None or data_dir is None:
@@ -63,7 +67,7 @@ async def growth(run: Run) -> dict[str, Any]:
             await settle(dsn)
             filled_s = perf_counter() - started
             await renew(run.server.urls[0], accounts)
-            measured = [await _measured(run, pullers) for _ in range(REPEATS)]
+            measured = [await _measured(run, pullers, connection) for _ in range(REPEATS)]
             sizes = await connection.fetchrow(_SIZES)
             steps.append(merged({"stored": stored, "filled_s": round(filled_s, 1)}, _middle(measured), dict(sizes)))
     finally:
@@ -73,22 +77,29 @@ async def growth(run: Run) -> dict[str, Any]:
         {"devices": settings.devices, "payload": settings.payload_bytes},
         {"ok": all(step["ok"] for step in steps)},
         {f"ratio_{what}": _ratio(steps, f"{what}_per_s") for what in ("cycle", "pull")},
-        {"ratio_cpu": _ratio(steps, "cycle_cpu_us"), "ratio_pull_cpu": _ratio(steps, "pull_cpu_us")},
-        {"ratio_generator_cpu": _ratio(steps, "generator_cpu_us")},
+        {"ratio_cpu": _ratio(steps, "cycle_cpu_us"), "ratio_generator_cpu": _ratio(steps, "generator_cpu_us")},
+        {f"ratio_{what}_serving_cpu": _ratio(steps, f"{what}_serving_us") for what in ("cycle", "pull")},
         {"steps": steps},
         {"facts": {f"{step['stored']:,} stored:": _said(step) for step in steps}},
     )
 
 
-async def _measured(run: Run, pullers: Sequence[Account]) -> dict[str, Any]:
+async def _measured(run: Run, pullers: Sequence[Account], connection: asyncpg.Connection[Any]) -> dict[str, Any]:
+    before = await _hot_sessions_s(connection)
     cycle = await closed_loop(run, run.settings.devices, echo=False)
+    between = await _hot_sessions_s(connection)
     pull = await _pull(run, pullers)
+    pulled = await _hot_sessions_s(connection) - between
     server = ("gateway", "postgres")
+    gateway_us = [one["cpu"]["gateway"]["cpu_s_per_1000"] * 1_000 for one in (cycle, pull)]
+    cycle_hot_us = (between - before) / max(1, cycle["verdict"]["accepted_entries"]) * 1e6
     return {
         "ok": cycle["ok"] and pull["ok"],
         "cycle_per_s": cycle["confirmed_per_s"],
         "cycle_p99_ms": cycle["latency_ms"]["p99"],
         "cycle_cpu_us": round(sum(cycle["cpu"][role]["cpu_s_per_1000"] for role in server) * 1_000, 1),
+        "cycle_serving_us": round(gateway_us[0] + cycle_hot_us, 1),
+        "pull_serving_us": round(gateway_us[1] + pulled / max(1, pull["entries"]) * 1e6, 2),
         "generator_cpu_us": round(cycle["cpu"]["load_generator"]["cpu_s_per_1000"] * 1_000, 1),
         "pull_per_s": pull["entries_per_s"],
         "pull_p99_ms": pull["page_ms"]["p99"],
@@ -121,10 +132,17 @@ async def _pull(run: Run, pullers: Sequence[Account]) -> dict[str, Any]:
     entries = pages.count * WAITING
     return {
         "ok": not wrong and pages.count > 0,
+        "entries": entries,
         "entries_per_s": round(entries / seconds, 1),
         "page_ms": pages.summary(),
         "cpu": meter.stop(entries),
     }
+
+
+async def _hot_sessions_s(connection: asyncpg.Connection[Any]) -> float:
+    """CPU seconds so far of the gateway's sessions that submit, ack and read."""
+    sessions = await connection.fetch(_HOT_SESSIONS)
+    return cpu_seconds([session["pid"] for session in sessions], ended_children=False)
 
 
 def _middle(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -142,13 +160,17 @@ def _ratio(steps: Sequence[Mapping[str, Any]], figure: str) -> float:
 def _said(step: Mapping[str, Any]) -> str:
     return (
         f"cycle {step['cycle_per_s']:,.0f}/s p99 {step['cycle_p99_ms']} ms {step['cycle_cpu_us']} us a message "
-        f"(load generator {step['generator_cpu_us']}), "
-        f"pull {step['pull_per_s']:,.0f} envelopes/s p99 {step['pull_p99_ms']} ms a page {step['pull_cpu_us']} us each,"
+        f"({step['cycle_serving_us']} in serving; load generator {step['generator_cpu_us']}), "
+        f"pull {step['pull_per_s']:,.0f} envelopes/s p99 {step['pull_p99_ms']} ms a page {step['pull_cpu_us']} us each"
+        f" ({step['pull_serving_us']} in serving),"
         f" table {step['table_bytes'] / 2**20:,.0f} MiB and indexes {step['index_bytes'] / 2**20:,.0f} MiB, "
         f"filled and settled in {step['filled_s']:.0f} s"
     )
 
 
+_HOT_SESSIONS: Final = """
+SELECT pid FROM pg_stat_activity WHERE application_name ~ '^mailboxd gateway (submit|ack|read)'
+"""
 _SIZES: Final = """
 SELECT pg_table_size('envelopes') AS table_bytes, pg_indexes_size('envelopes') AS index_bytes
 """
