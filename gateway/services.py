@@ -1,4 +1,4 @@
-"""What the doors work with: made once by `gateway.app`, passed on, never looked up."""
+"""What the doors work with: made once by `gateway.composition`, passed on, never looked up."""
 
 from __future__ import annotations
 
