@@ -111,12 +111,13 @@ class _Record:
 class Attempt:
     """One SEND as it was handed to one connection. Give it back with the answer; an answer that never comes is fine."""
 
-    __slots__ = ("echo", "ordinal", "records")
+    __slots__ = ("echo", "ordinal", "records", "since")
 
-    def __init__(self, records: tuple[_Record, ...], echo: _Record | None, ordinal: int) -> None:
+    def __init__(self, records: tuple[_Record, ...], echo: _Record | None, ordinal: int, since: int) -> None:
         self.records = records
         self.echo = echo
-        self.ordinal = ordinal
+        self.since = since  # its place may be anywhere from this ordinal
+        self.ordinal = ordinal  # to this one
 
 
 class Stream:
@@ -175,13 +176,15 @@ class Recorder:
         *,
         echo_cmid: bytes | None = None,
         note: Any = None,
+        instead_of: Attempt | None = None,
     ) -> Attempt:
         """Note a SEND in the moment it is handed to a connection, before any answer can come.
 
         `order` names the session whose SENDs to one mailbox keep their order (any hashable; a simulation that expects
         order across reconnects names the device instead). `echo_cmid` is the SEND's cmid when it asked for an echo.
-        A repeat is offered again, with the same envelopes or the rest of them. `note` comes back when an envelope
-        arrives.
+        A repeat is offered again, with the same envelopes or the rest of them; one that leaves later, in the same
+        connection, but ahead of what waits behind the refused one names that as `instead_of`. `note` comes back
+        when an envelope arrives.
         """
         self.offered_sends += 1
         ordinal = self.offered_sends
@@ -203,7 +206,7 @@ class Recorder:
                 echo = live[key] = self._start(sender, key, None, order, ordinal)
             else:
                 self._again(echo, None, order, ordinal)
-        return Attempt(tuple(records), echo, ordinal)
+        return Attempt(tuple(records), echo, ordinal, ordinal if instead_of is None else instead_of.since)
 
     def accepted(self, attempt: Attempt, results: Sequence[tuple[Any, ...]], *, duplicate: bool | None = None) -> None:
         """Note a SEND_ACK: one `Acceptance` per envelope, in the order sent, and on a repeat the first again.
@@ -221,7 +224,7 @@ class Recorder:
                 self._fault(Fault.WRONG_ANSWER, record, "results are not in the order sent")
                 return
             if duplicate is not None:
-                _narrow(record, attempt.ordinal, duplicate)
+                _narrow(record, attempt, duplicate)
             if not record.accepted_at:
                 self._accept(record, accepted_at, expires_at)
             elif record.accepted_at != accepted_at and not record.ack_tick and accepted_at < record.expires_at:
@@ -253,7 +256,7 @@ class Recorder:
                 self._withdraw(record)
             else:
                 rest.append(record)
-        return Attempt(tuple(rest), attempt.echo, attempt.ordinal)
+        return Attempt(tuple(rest), attempt.echo, attempt.ordinal, attempt.since)
 
     # -- the recipient's side
 
@@ -506,11 +509,11 @@ class Recorder:
 _LONG_AGO: Final = Stream(b"", StreamKind.PUSH, 0)
 
 
-def _narrow(record: _Record, ordinal: int, duplicate: bool) -> None:
+def _narrow(record: _Record, attempt: Attempt, duplicate: bool) -> None:
     """Of the attempts in which an entry may have taken its position, keep those that the answer to one leaves."""
     if not duplicate:
-        record.first = record.last = ordinal
-    elif ordinal == record.last and record.before:
+        record.first, record.last = attempt.since, attempt.ordinal
+    elif attempt.ordinal == record.last and record.before:
         record.last = record.before
 
 

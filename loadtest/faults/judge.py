@@ -63,8 +63,9 @@ def judge(history: Iterable[tuple[Device, dict[str, Any]]], *, now_ms: int | Non
                 if not attempts[key].records:
                     open_[device].pop(line["cmid"], None)
             case "again":
-                # Refused for now and sent once more behind what was in flight: that is its place in the order, too.
-                attempts[key] = recorder.offered(device, device, _envelopes(attempts[key]))
+                # Refused for now and sent once more: behind what was in flight, ahead of what has not left yet.
+                refused_now = attempts[key]
+                attempts[key] = recorder.offered(device, device, _envelopes(refused_now), instead_of=refused_now)
             case "unknown":
                 findings.unknown += 1
             case "handed":

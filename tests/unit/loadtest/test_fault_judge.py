@@ -96,3 +96,13 @@ def test_a_refusal_speaks_of_earlier_attempts_of_unknown_outcome_too() -> None:
         assert judge([offered(1), *before, refused(1), handed(1)]).verdict["refused_but_stored"] == 1
         assert judge([offered(1), *before, handed(1), refused(1)]).verdict["refused_but_stored"] == 1
         assert judge([offered(1), *before, refused(1)]).verdict["ok"]
+
+
+def test_a_send_that_waits_for_its_repeat_stays_ahead_of_what_has_not_left_yet() -> None:
+    """The later one was offered before the refusal came, and leaves behind the repeat: turns go by the old order."""
+    lines = [offered(1), offered(2), again(1), accepted(1), accepted(2), handed(1), handed(2)]
+    verdict = judge(lines).verdict
+    assert verdict["ok"], verdict
+    lines = [offered(1), reconciled(), offered(2), again(1), accepted(1), accepted(2), handed(1), handed(2)]
+    verdict = judge(lines).verdict
+    assert verdict["ok"], verdict
