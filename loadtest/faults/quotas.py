@@ -18,6 +18,9 @@ EVERY_S: Final = 2.0
 STATEMENT_MS_MAX: Final = 3_000  # a look that waits for a lock gives up
 _CUT_OFF_S: Final = 5.0  # and for a database that stands still
 
+# InternalClientError: what a call that was cut off may say instead.
+_AWAY: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
 # The rows themselves, not only the counters that the server goes by: a counter that is too low hides a breach.
 _OVER: Final = """
     WITH bounds AS (
@@ -56,7 +59,7 @@ class QuotaWatch:
     async def go_on(self) -> None:
         """Look until cancelled, whatever becomes of the database meanwhile."""
         while True:
-            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(*_AWAY):
                 await self.look()
             await asyncio.sleep(EVERY_S)
 
@@ -71,11 +74,15 @@ class QuotaWatch:
 async def quotas_watched(world: World) -> AsyncIterator[QuotaWatch]:
     """Look again and again over the block; where there is no database to see, nothing is looked at."""
     watch = QuotaWatch(world)
-    watching = asyncio.create_task(watch.go_on() if world.sees_the_database else asyncio.sleep(0), name="watch-quotas")
+    if not world.sees_the_database:
+        yield watch
+        return
+    watching = asyncio.create_task(watch.go_on(), name="watch-quotas")
     try:
         yield watch
     finally:
+        failed = watching.done()
         watching.cancel()
         await asyncio.wait((watching,))
-    if not watching.cancelled():
+    if failed:
         watching.result()
