@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mailboxd.admin_devices import devices_app
+from mailboxd.admin_identities import identities_app
 from mailboxd.admin_keys import keys_app
 from mailboxd.admin_outbox import dead_letters_app
 from mailboxd.admin_retention import retention_app
@@ -25,6 +26,7 @@ audit_app = typer.Typer(no_args_is_help=True, help="What was done to the instanc
 admin_app.add_typer(policy_app, name="policy")
 admin_app.add_typer(invites_app, name="invites")
 admin_app.add_typer(devices_app, name="devices")
+admin_app.add_typer(identities_app, name="identities")
 admin_app.add_typer(keys_app, name="keys")
 admin_app.add_typer(dead_letters_app, name="dead-letters")
 admin_app.add_typer(retention_app, name="retention")

@@ -27,6 +27,8 @@ class AuditType(StrEnum):
     MESSAGE_ID_CONFLICT = "message_id.conflict"
     DEVICE_ADDED = "device.added"
     DEVICE_REVOKED = "device.revoked"
+    IDENTITY_DISABLED = "identity.disabled"
+    IDENTITY_ENABLED = "identity.enabled"
     PROOF_FAILED = "proof.failed"
     PUSH_ROUTE_GONE = "push_route.gone"
     INVITE_CREATED = "invite.created"

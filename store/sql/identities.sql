@@ -40,6 +40,10 @@ SELECT d.device_id, d.device_public_key, d.status, mailboxd_ms(d.created_at) AS 
 -- The first lock of everything that changes the set of an identity's devices. $1 identity_id
 SELECT status FROM identities WHERE identity_id = $1 FOR NO KEY UPDATE;
 
+-- name: set_identity_status
+-- $1 identity_id, $2 status
+UPDATE identities SET status = $2 WHERE identity_id = $1;
+
 -- name: lock_devices
 -- $1 identity_id
 SELECT device_id, device_public_key, status FROM devices WHERE identity_id = $1 ORDER BY device_id FOR NO KEY UPDATE;

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from protocol.ids import to_text
 from runtime.keyring import KEYRING_FILE, Keyring
+from tests.support.blocking import BlockingRunner
 from tests.support.command import Finished, run
 
 Settings = dict[str, str]
@@ -150,6 +154,28 @@ def test_invites_are_shown_once_and_revoked_by_their_tag(instance: Settings) -> 
     assert run("admin", "invites", "revoke", made["tag"], settings=instance).code == 1
     (invite,) = run("admin", "invites", "list", "--json", settings=instance).json["invites"]
     assert invite["status"] == "revoked"
+
+
+def test_an_identity_is_disabled_until_it_is_enabled_again(instance: Settings, blocking: BlockingRunner) -> None:
+    identity = os.urandom(16)
+
+    async def insert() -> None:
+        connection = await asyncpg.connect(instance["MAILBOXD_POSTGRES_DSN"])
+        await connection.execute(
+            "INSERT INTO identities (identity_id, identity_public_bundle) VALUES ($1::text::uuid, 'bundle')",
+            identity.hex(),
+        )
+        await connection.close()
+
+    blocking.run(insert())
+    name = to_text(identity)
+    for command, status in (("disable", "disabled"), ("enable", "active")):
+        done = run("admin", "identities", command, "--json", name, settings=instance)
+        assert done.json == {"identity_id": name, "status": status, "changed": True}
+    again = run("admin", "identities", "enable", name, settings=instance)
+    assert (again.code, again.out) == (0, "the identity is active already\n")
+    unknown = run("admin", "identities", "disable", to_text(os.urandom(16)), settings=instance)
+    assert (unknown.code, "there is no identity" in unknown.err) == (1, True)
 
 
 def test_keys_rotate_with_an_overlap_that_cannot_be_cut_short_by_mistake(instance: Settings) -> None:

@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 
 from protocol.errors import ErrorCode, MailboxError
-from protocol.ids import DeviceId
+from protocol.ids import DeviceId, IdentityId
 from store.identities import DeviceRevocation
+from store.identity_status import set_identity_status
 from store.policy_rules import Policy
 from store.prekeys import LastResortPrekey, Prekey
 from store.push_routes import PushAddress
@@ -304,6 +305,19 @@ async def test_the_operator_revokes_without_the_owner(store: Accounts) -> None:
 
 async def test_a_disabled_identity_may_not_act(store: Accounts) -> None:
     keys, registered = await store.register()
-    await store.postgres.execute("UPDATE identities SET status = 'disabled'")
+    identity = registered.identity_id
+
+    async def set_status(identity: IdentityId, *, active: bool) -> bool | None:
+        return await set_identity_status(
+            store.postgres, store.audit, identity, active=active, request_id="r", policy_version=1
+        )
+
+    assert await set_status(identity, active=False)
+    assert await set_status(identity, active=False) is False
+    assert await set_status(IdentityId(os.urandom(16)), active=False) is None
     assert await refused(store.identities.register(keys.registration(store.instance))) is ErrorCode.FORBIDDEN
     assert await refused(add(store, keys, registered.device_id, Keys())) is ErrorCode.FORBIDDEN
+    assert await set_status(identity, active=True)
+    await add(store, keys, registered.device_id, Keys(), replaces=registered.device_id)
+    types = [event.event_type for event in await store.audit.list()]
+    assert [type_ for type_ in types if type_.startswith("identity")] == ["identity.enabled", "identity.disabled"]
