@@ -46,7 +46,7 @@ def send(up: Up, to: str, state: Path, *arguments: str, content: bytes | None = 
         env=environment(),
         input=content,
         capture_output=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -64,7 +64,7 @@ def test_a_file_for_a_sleeping_device_comes_out_as_it_went_in(up: Up, tmp_path: 
         command_line("listen", "--state", str(tmp_path / "listener"), "--url", up.report["urls"][1]),
         env=environment(),
         capture_output=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert received.returncode == 0
@@ -96,7 +96,7 @@ def test_a_listener_that_follows_gets_the_files_of_several_senders(up: Up, tmp_p
             assert send(up, to, tmp_path / f"sender-{number}", content=content).code == 0
         until(lambda: len(list(into.iterdir())) == 2, what="both files are there")
         listener.send_signal(signal.SIGINT)
-        assert listener.wait(30) == 130
+        assert listener.wait(60) == 130
     assert sorted(file.read_bytes() for file in into.iterdir()) == sorted(contents)
 
 
@@ -120,7 +120,7 @@ def test_a_wait_for_a_rate_limit_is_shown_and_the_file_arrives_whole(up: Up, tmp
         command_line("listen", "--state", str(tmp_path / "listener"), *here(up)),
         env=environment(),
         capture_output=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert (received.returncode, received.stdout == content) == (0, True)
@@ -140,7 +140,7 @@ def test_a_full_inbox_is_said_and_leaves_the_mail_on_the_server(up: Up, tmp_path
         command_line("listen", "--state", str(tmp_path / "listener"), *here(up)),
         env=environment(),
         capture_output=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     assert (whole.returncode, whole.stdout == content) == (0, True)

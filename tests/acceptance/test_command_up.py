@@ -150,7 +150,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_drain(data_dir: Path) -> None:
             up.process.send_signal(signal.SIGINT)
             until(lambda: not (data_dir / "up.json").exists(), what="it has begun to stop")
             up.process.send_signal(signal.SIGINT)
-            assert up.process.wait(60) == 0
+            assert up.process.wait(110) == 0
         assert all_gone(up.pids)
 
 
@@ -164,7 +164,7 @@ def test_a_stop_while_it_starts_leaves_nothing(data_dir: Path) -> None:
     )
     until(lambda: (data_dir / "postgres").exists() or (data_dir / "logs").exists(), what="it has begun")
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=110)
     assert (process.returncode, out, err) == (0, "", "")
     left = [pid for pid in os.listdir("/proc") if pid.isdigit() and str(data_dir) in command_of(int(pid))]
     assert left == []
@@ -211,7 +211,7 @@ def test_a_person_is_told_where_it_listens_and_how_to_try_it(data_dir: Path) -> 
             shown.append(process.stdout.readline())
             assert shown[-1], "it ended before it was ready"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(110) == 0
     curl = next(line for line in shown if "curl" in line).partition("curl ")[2].strip()
     assert curl.startswith("http://127.0.0.1:")
     assert curl.endswith("/v1/instance")

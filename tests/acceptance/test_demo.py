@@ -81,7 +81,7 @@ def test_a_missing_file_is_named_before_anything_starts(data_dir: Path, tmp_path
     assert not data_dir.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_it_stops_everything_that_it_started(
     data_dir: Path, files: list[Path], number: signal.Signals
 ) -> None:
@@ -98,7 +98,7 @@ def test_interrupted_it_stops_everything_that_it_started(
                 break
         assert left_of(data_dir) != []
         demo.send_signal(number)
-        _, complaints = demo.communicate(timeout=60)
+        _, complaints = demo.communicate(timeout=110)
     assert demo.returncode != 0
     assert "Traceback" not in complaints
     assert left_of(data_dir) == []
@@ -119,7 +119,7 @@ def test_interrupted_twice_it_is_in_a_hurry_and_still_leaves_nothing(data_dir: P
             if "stopping" in line:  # it says so, for it takes seconds
                 demo.send_signal(signal.SIGINT)
                 break
-        _, complaints = demo.communicate(timeout=60)
+        _, complaints = demo.communicate(timeout=110)
     assert demo.returncode != 0
     assert complaints == ""
     asyncio.run(eventually(lambda: left_of(data_dir) == []))

@@ -37,14 +37,14 @@ def environment(settings: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def run(*arguments: str, settings: Mapping[str, str] | None = None, cwd: Path | None = None) -> Finished:
-    """Run one command to its end, at most a minute."""
+    """Run one command to its end, which a busy machine may put off."""
     done = subprocess.run(
         command_line(*arguments),
         env=environment(settings),
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
