@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mailbox_client import sole_use
 from mailbox_client.account import Account, open_store
 from mailbox_client.addresses import http_url
 from mailbox_client.delivery import Delivery
@@ -73,8 +74,9 @@ class MailboxClient:
                 await delivery.confirm()
 
     It connects by itself and keeps trying; entering and sending work without a network, and what is pending goes out
-    later, also by a later process. One client per store, entered once. `on_event` is called in the event loop and must
-    not block. Entering raises NotRegistered, StoreFault, CorruptHighWater.
+    later, also by a later process. One client per store object at a time, entered once. `on_event` is called in the
+    event loop and must not block. Entering raises NotRegistered, StoreFault, CorruptHighWater, and ClientError while
+    another client uses the store object.
     """
 
     def __init__(
@@ -107,7 +109,9 @@ class MailboxClient:
     async def __aenter__(self) -> Self:
         if self._driver_or_none is not None:
             raise ClientError("this client was entered before: make a new one")
-        store = self._store = open_store(self._given_store)
+        store = open_store(self._given_store)
+        sole_use.take(store, self)
+        self._store = store
         try:
             self._account = Account.load(store)
             with store.transaction():
@@ -151,7 +155,10 @@ class MailboxClient:
 
     def _leave_store(self) -> None:
         store = self._store
-        if store is not None and store is not self._given_store:
+        if store is None:
+            return
+        sole_use.leave(store, self)
+        if store is not self._given_store:
             self._store = None
             store.close()
 

@@ -14,6 +14,7 @@ import pytest
 
 from mailbox_client import (
     Account,
+    ClientError,
     ClientSettings,
     ClientStopped,
     Delivery,
@@ -325,6 +326,37 @@ async def test_messages_and_events_end_with_the_client(gateway: ModelGateway, st
     assert messages == []
     with pytest.raises(ClientStopped):
         await client.retry_deferred()
+
+
+async def test_a_second_client_on_one_store_object_is_refused_and_harms_nothing(
+    gateway: ModelGateway, store: MemoryStore
+) -> None:
+    async with MailboxClient(gateway.url, store) as client:
+        second = MailboxClient(gateway.url, store)
+        with pytest.raises(ClientError, match="another client is using this store"):
+            async with second:
+                pass
+        await second.close()
+        with pytest.raises(ClientError, match="another client is using this store"):
+            async with MailboxClient(gateway.url, store):
+                pass
+        await client.send({client.device_id: b"to myself"})
+        async for delivery in client.messages():
+            assert delivery.body == b"to myself"
+            await delivery.confirm()
+            break
+    async with MailboxClient(gateway.url, store) as next_one:
+        await next_one.caught_up()
+
+
+async def test_a_client_that_could_not_be_entered_leaves_its_store_free(gateway: ModelGateway) -> None:
+    store = MemoryStore()
+    with pytest.raises(NotRegistered):
+        async with MailboxClient(gateway.url, store):
+            pass
+    await Account.register(gateway.url, store)
+    async with MailboxClient(gateway.url, store) as client:
+        await client.caught_up()
 
 
 async def test_without_an_account_there_is_a_clear_error(gateway: ModelGateway) -> None:
