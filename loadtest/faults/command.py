@@ -24,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these faults")
     parser.add_argument("--seed", type=int, help="repeat a run (what it printed)")
     parser.add_argument("--messages", type=positive, help="accepted a fault, instead of its own number")
-    parser.add_argument("--worlds", type=positive, default=2, help="run so many beside each other (default 2)")
+    parser.add_argument("--worlds", type=positive, default=4, help="run so many beside each other (default 4)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the notes and logs of a broken run there")
     parser.add_argument("--list", action="store_true", help="name the faults and end")
     parser.add_argument("--postgres-dsn", help="an empty database of yours instead of the kit's PostgreSQL")

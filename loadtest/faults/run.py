@@ -95,12 +95,10 @@ async def run_faults(options: Options, on_result: Callable[[dict[str, Any]], Non
     files = _own_files()
     for undisturbed in (False, True):
         some = [one for one in faults if one.undisturbed is undisturbed]
-        for plan, group in groupby(some, key=lambda one: one.plan):
-            waiting = list(group)
-            worlds = 1 if undisturbed else min(options.worlds, len(waiting))
-            async with asyncio.TaskGroup() as running:
-                for _ in range(worlds):
-                    running.create_task(_until_done(plan, waiting, options, seed, done))
+        groups = [(plan, list(group)) for plan, group in groupby(some, key=lambda one: one.plan)]
+        async with asyncio.TaskGroup() as running:
+            for _ in range(1 if undisturbed else options.worlds):
+                running.create_task(_until_done(groups, options, seed, done))
     left = [] if _own_files() <= files else [f"the kit itself holds {_own_files() - files} files more than before"]
     total = {key: sum(result.get(key, 0) for result in results) for key in _SUMS}
     return {
@@ -118,38 +116,45 @@ _SUMS: Final = ("accepted", "delivered", "opened_once", "lost", "duplicated", "o
 
 
 async def _until_done(
-    plan: WorldPlan, waiting: list[Fault], options: Options, seed: int, done: Callable[[dict[str, Any]], None]
+    groups: Sequence[tuple[WorldPlan, list[Fault]]],
+    options: Options,
+    seed: int,
+    done: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Take faults from `waiting` until it is empty, in as many worlds one after the other as that needs."""
-    while waiting:
-        await _in_one_world(plan, waiting, options, seed, done)
+    """Take faults from all groups until they are empty, in as many worlds one after the other as that needs."""
+    for plan, waiting in groups:
+        while waiting:
+            await _in_one_world(plan, waiting.pop(0), waiting, options, seed, done)
 
 
 async def _in_one_world(
-    plan: WorldPlan, waiting: list[Fault], options: Options, seed: int, done: Callable[[dict[str, Any]], None]
+    plan: WorldPlan,
+    first: Fault,
+    waiting: list[Fault],
+    options: Options,
+    seed: int,
+    done: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Take faults from `waiting` until one of them breaks the world or needed it for itself alone."""
+    """Run `first`, then what waits, until one of them breaks the world or needed it for itself alone."""
     pids: set[int] = set()
-    name = waiting[0].name
+    name = first.name
     try:
         async with running_world(plan, commands=options.commands, given=options.given) as world:
             usable, ran, files = True, "", Descriptors(world)
-            while waiting and usable:
-                one = waiting.pop(0)
+            one: Fault | None = first
+            while one is not None:
                 name = one.name
-                if not one.needs <= world.owns:
+                if one.needs <= world.owns:
+                    result = await _one(one, world, files, options, seed)
+                    pids |= world.pids()
+                    done(result)
+                    ran, usable = name, bool(result["ok"]) and not plan.alone
+                else:
                     done(_skipped(one, one.needs - world.owns))
-                    continue
-                result = await _one(one, world, files, options, seed)
-                pids |= world.pids()
-                done(result)
-                ran = one.name
-                usable = bool(result["ok"]) and not plan.alone
+                one = waiting.pop(0) if waiting and usable else None
             if ran and usable and world.sees_the_database and (open_ := await at_rest(world)):
                 done(_broken(f"rest after {ran}", open_))
     except WorldFailed as error:
-        if waiting and waiting[0].name == name:
-            waiting.pop(0)  # its world does not start: the next one shall not wait for it for ever
         done(_broken(f"world of {name}", [str(error)]))
     if left := still_alive(pids):
         done(_broken(f"left behind by {name}", [f"processes that still run: {left}"]))

@@ -45,7 +45,7 @@ async def faults(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 @pytest.mark.timeout(420)
 async def test_the_short_selection_keeps_every_promise_and_ends_with_one_document() -> None:
-    status, report, told = await faults("--short", "--worlds", "4")
+    status, report, told = await faults("--short")
     assert status == 0, told
     assert report["ok"]
     assert {result["name"] for result in report["faults"]} == NAMES_OF_THE_SHORT_SELECTION
@@ -62,7 +62,7 @@ async def test_the_short_selection_keeps_every_promise_and_ends_with_one_documen
 @pytest.mark.slow
 @pytest.mark.timeout(2_400)
 async def test_the_whole_kit_keeps_every_promise_over_a_hundred_thousand_messages() -> None:
-    status, report, told = await faults("--worlds", "3")
+    status, report, told = await faults()
     assert status == 0, told
     assert {result["name"] for result in report["faults"]} == set(load_faults())
     assert report["total"]["accepted"] >= MESSAGES_OF_THE_WHOLE_KIT
