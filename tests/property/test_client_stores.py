@@ -141,6 +141,6 @@ class TwoStores(RuleBasedStateMachine):
 
 
 TwoStores.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_both_stores_keep_one_contract = TwoStores.TestCase
