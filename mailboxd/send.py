@@ -65,6 +65,8 @@ async def send_file(
             padding = next((size for size in SEALED_CLASSES if 256 << size <= limits.envelope_bytes_max), None)
             if padding is None:
                 raise CommandError(f"this instance takes envelopes of at most {limits.envelope_bytes_max} bytes")
+            if ttl_s is not None and ttl_s > limits.ttl_s_max:  # WIRE: the server caps it without a word
+                progress.line(f"this instance keeps mail for at most {limits.ttl_s_max} s, not {ttl_s} s")
             return await _send_all(client, source, to, padding, ttl_s, progress)
     finally:
         progress.end()

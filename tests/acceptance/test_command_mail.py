@@ -56,8 +56,9 @@ def test_a_file_for_a_sleeping_device_comes_out_as_it_went_in(up: Up, tmp_path: 
     content = secrets.token_bytes(1_000_000)
     (tmp_path / "file").write_bytes(content)
     to = address_of(up, tmp_path / "listener", gateway=1)
-    sent = send(up, to, tmp_path / "sender", str(tmp_path / "file"))
+    sent = send(up, to, tmp_path / "sender", str(tmp_path / "file"), "--ttl-s", "604800")
     assert (sent.code, sent.json["bytes"], sent.json["envelopes"]) == (0, len(content), 16)
+    assert "at most" not in sent.err
     assert run("admin", "status", "--json", *here(up)).json["pending_entries"] == 16
 
     received = subprocess.run(
@@ -80,6 +81,14 @@ def test_a_pipe_works_at_both_ends_and_an_empty_one_too(up: Up, tmp_path: Path) 
         assert send(up, to, tmp_path / "sender", content=content).code == 0
         received = run("listen", "--state", str(tmp_path / "listener"), *here(up))
         assert (received.code, received.out.encode()) == (0, content)
+
+
+def test_a_life_beyond_what_the_instance_keeps_is_cut_and_said(up: Up, tmp_path: Path) -> None:
+    to = address_of(up, tmp_path / "listener")
+    sent = send(up, to, tmp_path / "sender", "--ttl-s", "604801", content=b"long-lived")
+    assert sent.code == 0
+    assert "mailboxd: this instance keeps mail for at most 604800 s, not 604801 s\n" in sent.err
+    assert run("listen", "--state", str(tmp_path / "listener"), *here(up)).out == "long-lived"
 
 
 def test_a_listener_that_follows_gets_the_files_of_several_senders(up: Up, tmp_path: Path) -> None:
