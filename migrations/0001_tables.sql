@@ -1,6 +1,6 @@
 -- version: 0001
 -- predecessor: none
--- summary: all tables of the data model (seed 001, section 2, without attachments)
+-- summary: all tables: identities, devices and keys, mailboxes, outbox, audit
 -- compatibility: The first schema; there is no previous release. No foreign keys on the hot tables (mailboxes,
 --   mailbox_owners, envelopes, idempotency_records, outbox_events), no index but the key on either row of a device.
 
