@@ -98,6 +98,7 @@ class Coalescer(Generic[Item, Result]):
         self._waiting = 0
         self._waiting_bytes = 0
         self._in_flight = 0
+        self._due: list[Told[Item, Result]] = []  # decided, and the callers not yet told
         self._task: asyncio.Task[None] | None = None
         self._wakeup: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -188,28 +189,26 @@ class Coalescer(Generic[Item, Result]):
         return clean
 
     async def _run(self) -> None:
-        told: Told[Item, Result] = ()
+        loop = asyncio.get_running_loop()
         batch: Sequence[Waiting[Item, Result]] = ()
         try:
             while True:
                 batch = self._take()
                 if not batch:
-                    ready, told = told, ()
-                    self._tell(ready)
+                    self._tell_due()
                     if not self._turn:  # else a caller queued something more
                         await self._something_to_take()
                     continue
                 self._in_flight = len(batch)
-                flight = asyncio.ensure_future(self._flushed(batch))
-                if told:
-                    # The database works on this batch while the callers of the last one are told.
-                    await asyncio.sleep(0)
-                    ready, told = told, ()
-                    self._tell(ready)
-                told = await flight
+                if self._due:
+                    # The flush writes its statement within this turn of the loop (store.driver_call), and in the next
+                    # one the callers of the last batch are told while the database works on this one.
+                    loop.call_soon(self._tell_due)
+                told = await self._flushed(batch)
+                self._due.append(told)
                 self._in_flight, batch = 0, ()
         except asyncio.CancelledError:
-            self._tell(told)
+            self._tell_due()
             self._tell([(waiting, unknown_outcome()) for waiting in batch])
             raise
 
@@ -256,6 +255,11 @@ class Coalescer(Generic[Item, Result]):
             batch.append(waiting)
         self._tell(stale)
         return batch
+
+    def _tell_due(self) -> None:
+        due, self._due = self._due, []
+        for results in due:
+            self._tell(results)
 
     def _tell(self, results: Told[Item, Result]) -> None:
         if not results:

@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from protocol.errors import ErrorCode, MailboxError
 from store import array_codecs
+from store.driver_call import in_place
 from store.faults import DRIVER_ERRORS, Fault, breaks_connection, classify, not_connected, to_mailbox_error
 from store.sql_files import load_sql
 
@@ -238,7 +239,10 @@ class Lane:
                 raise LaneFault(Fault.REFUSED)
             connection.warned = False
             try:
-                rows = await uncancelled(connection, connection.fetch(query, *args))
+                rows = await in_place(connection.fetch(query, *args), CALL_TIMEOUT_S)
+            except asyncio.CancelledError:
+                self.drop()
+                raise
             except DRIVER_ERRORS as error:
                 if breaks_connection(error):
                     self.drop()

@@ -235,6 +235,31 @@ async def test_hooks_run_once_after_all_callers_of_a_batch_were_told() -> None:
     assert events == ["A", "B", "hook"]
 
 
+async def test_a_batch_is_out_before_the_callers_of_the_last_one_are_told() -> None:
+    events: list[str] = []
+    answers: asyncio.Queue[None] = asyncio.Queue()
+
+    async def flush(batch: Sequence[Waiting[str, str]]) -> Told[str, str]:
+        names = "".join(waiting.item for waiting in batch)
+        events.append(f"written {names}")  # as the store's calls: before anything is waited for
+        await answers.get()
+        return [(waiting, names) for waiting in batch]
+
+    flusher = Flusher()
+    coalescer = a_coalescer(flusher)
+    coalescer._flush = flush
+    first = asyncio.Event()
+    coalescer.put("a", key=1, entries=1, size=1, done=lambda _: (events.append("told a"), first.set()))
+    await asyncio.sleep(0)
+    coalescer.put("b", key=2, entries=1, size=1, done=lambda _: events.append("told b"))
+    answers.put_nowait(None)
+    await first.wait()  # without the second answer: nobody waits for the batch behind theirs
+    assert events == ["written a", "written b", "told a"]
+    answers.put_nowait(None)
+    assert await coalescer.drain(5.0) is True
+    assert events[3:] == ["told b"]
+
+
 async def test_drain_finishes_what_is_queued_and_refuses_what_comes_after() -> None:
     flusher = Flusher()
     flusher.gate.clear()
