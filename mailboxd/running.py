@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,7 +93,9 @@ def find_running(data_dir: Path) -> Running:
 
 
 def _nothing_runs(data_dir: Path) -> CommandError:
-    return CommandError(f"nothing runs on {data_dir}; start it with: mailboxd up --data-dir {data_dir}")
+    return CommandError(
+        f"nothing runs on {data_dir}; start it with: mailboxd up --data-dir {shlex.quote(str(data_dir))}"
+    )
 
 
 def _lock_within(lock: int, seconds: float) -> bool:

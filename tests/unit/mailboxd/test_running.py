@@ -90,3 +90,9 @@ def test_a_directory_that_cannot_be_used_is_one_clear_line(tmp_path: Path) -> No
 def test_an_owner_that_is_still_starting_is_no_error_of_the_directory(tmp_path: Path) -> None:
     with holding(tmp_path), pytest.raises(CommandError, match="still starting"):
         find_running(tmp_path)
+
+
+def test_the_command_that_it_suggests_can_be_pasted_whatever_the_directory_is_called(tmp_path: Path) -> None:
+    with pytest.raises(CommandError) as caught:
+        find_running(tmp_path / "da ta")
+    assert str(caught.value).endswith(f"--data-dir '{tmp_path}/da ta'")
