@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import NamedTuple
 
+from mailbox_client.answer_fields import (
+    Answer,
+    read_bool,
+    read_bytes,
+    read_id,
+    read_int,
+    read_list,
+    read_map,
+    read_maps,
+    read_str,
+    wrong,
+)
 from mailbox_client.engine_io import Page
-from mailbox_client.errors import ServerNotUnderstood
-from protocol.errors import ErrorCode, MailboxError, Outcome
 from protocol.frames import Entry, SendResult
-from protocol.ids import ClientMessageId, DeviceId, IdentityId, InstanceId, MessageId, WakeRouteId, is_id
+from protocol.ids import ClientMessageId, DeviceId, IdentityId, InstanceId, MessageId, WakeRouteId
 from protocol.limits import WireLimits
-from protocol.packing import unpack
-
-ANSWER_OBJECTS_MAX: Final = 16_384  # a page of 256 entries with every field has 4,900
-
-Answer = dict[str, Any]
 
 
 class Instance(NamedTuple):
@@ -104,51 +109,12 @@ class PushRoute(NamedTuple):
     created_at: int
 
 
-def understood(status: int, raw: bytes, retry_after: str) -> Answer:
-    """The map of a good answer. Raises MailboxError for the server's refusals, ServerNotUnderstood for the rest."""
-    try:
-        answer = unpack(raw, objects_max=ANSWER_OBJECTS_MAX) if raw else {}
-    except MailboxError as error:
-        raise _foreign(status, retry_after) from error
-    if type(answer) is not dict:
-        raise _foreign(status, retry_after)
-    if 200 <= status < 300:
-        return answer
-    code = ErrorCode.__members__.get(str(answer.get("code")))
-    if code is None:
-        raise _foreign(status, retry_after)
-    at = answer.get("at")
-    outcome = answer.get("outcome")
-    raise MailboxError(
-        code,
-        str(answer.get("detail") or answer.get("title") or "") or None,
-        at=[index for index in at if type(index) is int] if type(at) is tuple else None,
-        retry_after_ms=_retry_after_ms(answer.get("retry_after_ms"), retry_after),
-        outcome=Outcome(outcome) if outcome in tuple(Outcome) else None,
-    )
-
-
-def _foreign(status: int, retry_after: str) -> Exception:
-    """What an answer means that is not of the contract: a proxy's overload page still asks for patience."""
-    if status in (429, 502, 503, 504):
-        return MailboxError(
-            ErrorCode.UNAVAILABLE, retry_after_ms=_retry_after_ms(None, retry_after), outcome=Outcome.UNKNOWN
-        )
-    return ServerNotUnderstood(f"HTTP status {status} with a body that is not of the contract")
-
-
-def _retry_after_ms(exact: object, header: str) -> int | None:
-    if type(exact) is int:
-        return exact
-    return int(header) * 1000 if header.isascii() and header.isdigit() else None
-
-
 def read_instance(answer: Answer) -> Instance:
     limits = read_map(answer, "limits")
     try:
         wire_limits = WireLimits(**{name: read_int(limits, name) for name in WireLimits._fields if name in limits})
     except TypeError:
-        _wrong("limits")
+        wrong("limits")
     return Instance(
         InstanceId(read_id(answer, "instance_id")),
         tuple((read_str(key, "kid"), read_bytes(key, "public_key")) for key in read_maps(answer, "signing_keys")),
@@ -221,7 +187,7 @@ def read_status(answer: Answer) -> MailboxStatus:
     return MailboxStatus(read_int(answer, "pending_entries"), read_int(answer, "pending_bytes"), oldest)
 
 
-def _read_entry(entry: dict[str, Any]) -> Entry:
+def _read_entry(entry: Answer) -> Entry:
     cmid = entry.get("client_message_id")
     echo = entry.get("echo") is True
     return Entry(
@@ -236,7 +202,7 @@ def _read_entry(entry: dict[str, Any]) -> Entry:
     )
 
 
-def _read_claimed(device: dict[str, Any]) -> ClaimedDevice:
+def _read_claimed(device: Answer) -> ClaimedDevice:
     last_resort, one_time = device.get("last_resort"), device.get("one_time")
     return ClaimedDevice(
         DeviceId(read_id(device, "device_id")),
@@ -252,58 +218,10 @@ def _read_claimed(device: dict[str, Any]) -> ClaimedDevice:
     )
 
 
-def read_route(answer: dict[str, Any]) -> PushRoute:
+def read_route(answer: Answer) -> PushRoute:
     return PushRoute(
         read_str(answer, "provider"),
         read_str(answer, "status"),
         WakeRouteId(read_id(answer, "wake_route_id")),
         read_int(answer, "created_at"),
     )
-
-
-# -- fields
-
-
-def _wrong(name: str) -> NoReturn:
-    raise ServerNotUnderstood(f"{name} is not as the contract says")
-
-
-def read_int(answer: Answer, name: str) -> int:
-    value = answer.get(name)
-    return value if type(value) is int else _wrong(name)
-
-
-def read_str(answer: Answer, name: str) -> str:
-    value = answer.get(name)
-    return value if type(value) is str else _wrong(name)
-
-
-def read_bytes(answer: Answer, name: str) -> bytes:
-    value = answer.get(name)
-    return value if type(value) is bytes else _wrong(name)
-
-
-def read_bool(answer: Answer, name: str) -> bool:
-    value = answer.get(name)
-    return value if type(value) is bool else _wrong(name)
-
-
-def read_id(answer: Answer, name: str) -> bytes:
-    value = answer.get(name)
-    return value if type(value) is bytes and is_id(value) else _wrong(name)
-
-
-def read_map(answer: Answer, name: str) -> Answer:
-    value = answer.get(name)
-    return value if type(value) is dict else _wrong(name)
-
-
-def read_list(answer: Answer, name: str, kind: type[Any]) -> list[Any]:
-    values = answer.get(name)
-    if type(values) is not tuple or not all(type(value) is kind for value in values):
-        _wrong(name)
-    return list(values)
-
-
-def read_maps(answer: Answer, name: str) -> list[Answer]:
-    return read_list(answer, name, dict)

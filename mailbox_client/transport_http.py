@@ -1,18 +1,13 @@
-"""The HTTP door of one server, call by call (WIRE, "HTTP"), in MessagePack. No retries and no state but the token."""
+"""The HTTP door of one server, call by call (WIRE, "HTTP"). No retries and no state but the token."""
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import aiohttp
-
-from mailbox_client.addresses import http_url
+from mailbox_client.answer_fields import read_id, read_int, read_list, read_maps
 from mailbox_client.engine_io import Page
-from mailbox_client.errors import NoAnswer, ServerNotUnderstood
+from mailbox_client.errors import ServerNotUnderstood
 from mailbox_client.http_answers import (
     Challenge,
     Device,
@@ -28,31 +23,22 @@ from mailbox_client.http_answers import (
     read_challenge,
     read_claim,
     read_device,
-    read_id,
     read_instance,
-    read_int,
-    read_list,
-    read_maps,
     read_page,
     read_registered,
     read_route,
     read_send_answer,
     read_status,
     read_token,
-    understood,
 )
+from mailbox_client.http_door import REQUEST_TIMEOUT_S, HttpDoor
 from protocol.errors import ErrorCode, MailboxError
 from protocol.frames import SendEnvelope
-from protocol.http_values import BodyFormat, render_body
 from protocol.ids import ClientMessageId, DeviceId, IdentityId, MessageId, to_text
-from protocol.limits import MAX_FRAME_BYTES, PULL_LIMIT_DEFAULT
-
-MEDIA_TYPE: Final = BodyFormat.MSGPACK.value
-ANSWER_BYTES_MAX: Final = 2 * MAX_FRAME_BYTES
-REQUEST_TIMEOUT_S: Final = 30.0
+from protocol.limits import PULL_LIMIT_DEFAULT
 
 
-class MailboxHttp:
+class MailboxHttp(HttpDoor):
     """Every call of the HTTP door as a method; usable alone, without engine and store.
 
     Set `token` before the calls that need one, or a `token_source` that sets it: it is asked when there is none, and
@@ -61,30 +47,6 @@ class MailboxHttp:
     Raises MailboxError with the server's code, NoAnswer when none came (of a write it is then unknown whether it
     happened: repeat it with the same ids), ServerNotUnderstood for anything that is not of the contract.
     """
-
-    def __init__(
-        self, url: str, *, session: aiohttp.ClientSession | None = None, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self.url = http_url(url)
-        self.token: str | None = None
-        self.token_source: Callable[[], Awaitable[object]] | None = None
-        self._asking = asyncio.Lock()
-        self._session = session
-        self._own_session = session is None
-        self._tls: ssl.SSLContext | bool = True if tls is None else tls
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        if self._own_session and self._session is not None:
-            await self._session.close()
-            self._session = None
 
     # -- instance, registration, tokens
 
@@ -238,70 +200,6 @@ class MailboxHttp:
 
     async def remove_push_route(self, *, idempotency_key: str | None = None) -> None:
         await self._call("DELETE", "/v1/push-route", idempotency_key=idempotency_key)
-
-    # -- inside
-
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, **how: Any) -> dict[str, Any]:
-        """A call that needs a token."""
-        if self.token is None:
-            await self._ask_for_token(None)
-        used = self.token
-        try:
-            return await self._request(method, path, body, **how)
-        except MailboxError as error:
-            # Nothing was done, so the same call may be made again.
-            if error.code not in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED) or self.token_source is None:
-                raise
-        await self._ask_for_token(used)
-        return await self._request(method, path, body, **how)
-
-    async def _ask_for_token(self, refused: str | None) -> None:
-        async with self._asking:
-            if self.token_source is not None and self.token == refused:
-                await self.token_source()
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None = None,
-        *,
-        query: dict[str, str] | None = None,
-        idempotency_key: str | None = None,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> dict[str, Any]:
-        headers = {"Accept": MEDIA_TYPE}
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
-        if idempotency_key is not None:
-            headers["Idempotency-Key"] = idempotency_key
-        data = None
-        if body is not None:
-            headers["Content-Type"] = MEDIA_TYPE
-            data = render_body(body, BodyFormat.MSGPACK)
-        if self._session is None:
-            self._session = aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
-        try:
-            async with asyncio.timeout(timeout_s):
-                async with self._session.request(
-                    method, self.url + path, params=query, data=data, headers=headers, ssl=self._tls,
-                    allow_redirects=False, skip_auto_headers=("Accept-Encoding",),
-                ) as answer:  # fmt: skip
-                    raw = await _read(answer)
-                    status = answer.status
-                    retry_after = answer.headers.get("Retry-After", "")
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise NoAnswer(f"no answer from the server: {type(error).__name__}") from error
-        return understood(status, raw, retry_after)
-
-
-async def _read(answer: aiohttp.ClientResponse) -> bytes:
-    raw = bytearray()
-    async for chunk in answer.content.iter_chunked(65_536):
-        raw += chunk
-        if len(raw) > ANSWER_BYTES_MAX:
-            raise ServerNotUnderstood("the answer is larger than any of the contract")
-    return bytes(raw)
 
 
 def envelope_map(envelope: SendEnvelope) -> dict[str, Any]:

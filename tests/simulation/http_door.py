@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mailbox_client.engine_io import Page
-from mailbox_client.http_answers import SendAnswer, Token, read_page, read_send_answer, read_token, understood
+from mailbox_client.http_answers import SendAnswer, Token, read_page, read_send_answer, read_token
+from mailbox_client.http_refusals import understood
 from mailbox_client.transport_http import envelope_map
 from protocol import http_answers, http_shapes
 from protocol.errors import MailboxError

@@ -17,8 +17,8 @@ from mailbox_client.http_answers import (
     read_page,
     read_status,
     read_token,
-    understood,
 )
+from mailbox_client.http_refusals import understood
 from mailbox_client.transport_http import MailboxHttp
 from protocol import http_answers
 from protocol.errors import ErrorCode, MailboxError, Outcome
