@@ -42,7 +42,7 @@ from mailbox_client.engine_io import (
     Woke,
 )
 from mailbox_client.errors import StopReason
-from mailbox_client.events import Event, ServerNotice, StoreWasReset
+from mailbox_client.events import Event, StoreWasReset
 from mailbox_client.http_session import HttpSession
 from mailbox_client.incoming import Incoming
 from mailbox_client.link import Link
@@ -51,17 +51,7 @@ from mailbox_client.outgoing import Outgoing
 from mailbox_client.reading import Reading
 from mailbox_client.server_time import ServerTime
 from mailbox_client.settings import ClientSettings
-from protocol.errors import ErrorCode
-from protocol.frames import (
-    AckResult,
-    Error,
-    GoAway,
-    MailboxBatch,
-    PullMailbox,
-    PushEvents,
-    SendAck,
-    Welcome,
-)
+from mailbox_client.socket_session import SocketSession
 
 
 class Engine:
@@ -103,7 +93,9 @@ class Engine:
         self._http = HttpSession(
             settings, numbers, self._out, self._link, *parts, self._arrivals, self._time, self._notify
         )
-        self._acks_pause_until = 0
+        self._socket = SocketSession(
+            store, settings, self._link, *parts, self._arrivals, self._time, self._notify, self._learn_time
+        )
 
     # -- driving
 
@@ -122,8 +114,8 @@ class Engine:
         dues = [self._link.next_due(now)]
         if self._link.online:
             dues += [self._outgoing.next_due(now), self._walk_due(now)]
-        if self._acks_pause_until > now:
-            dues.append(self._acks_pause_until)
+        if self._socket.acks_pause_until > now:
+            dues.append(self._socket.acks_pause_until)
         return min((due for due in dues if due is not None), default=None)
 
     def _walk_due(self, now: int) -> int | None:
@@ -153,7 +145,7 @@ class Engine:
         match one:
             case FrameReceived(socket, frame):
                 if socket == link.socket and link.hears(frame):
-                    self._frame(now, frame)
+                    self._socket.frame_came(now, frame)
             case Submit(cmid, envelopes, echo):
                 self._outgoing.submit(now, self.server_now(now), cmid, envelopes, echo)
             case Confirm(mids):
@@ -201,69 +193,11 @@ class Engine:
             case RequestFailed(request, error):
                 self._http.failed(now, request, error)
 
-    def _frame(self, now: int, frame: object) -> None:
-        link = self._link
-        link.frame_came()
-        match frame:
-            case MailboxBatch(ref, entries, cursor, more, caught_up):
-                if ref is None:
-                    self._arrivals.take_in(now, entries, pushed=True)
-                    self._store.set_cursor(cursor)
-                    if caught_up:
-                        self._arrivals.reached_watermark(now, link.transport)
-                    else:
-                        self._incoming.make_room()
-                elif self._reading.is_walk_page(ref):
-                    self._arrivals.walked(now, entries, cursor, more)
-            case SendAck(cmid, duplicate, results):
-                self._notify(*self._outgoing.answered(cmid, duplicate, results))
-            case AckResult(ref):
-                self._incoming.acked(ref)
-            case Error():
-                self._error(now, frame)
-            case Welcome():
-                link.welcomed(now, frame)
-                self._learn_time(now, frame.now)
-            case PushEvents(events):
-                for event in events:
-                    self._push_event(now, event)
-            case GoAway():
-                link.goaway(now, frame)
-            case _:
-                pass  # PONG has done its work by coming
-
-    def _error(self, now: int, error: Error) -> None:
-        if error.cmid is not None:
-            if error.code is ErrorCode.ECHO_BACKLOG_FULL:
-                self._incoming.make_room(at_once=True)
-            self._notify(*self._outgoing.failed(now, error.cmid, error.code, error.at, error.retry_after_ms))
-        elif error.ref is not None and self._incoming.is_ack(error.ref):
-            self._incoming.ack_failed(error.ref)
-            self._acks_pause_until = now + max(error.retry_after_ms or 0, self._settings.retry_base_ms)
-        elif error.ref is not None and self._reading.is_walk_page(error.ref):
-            self._reading.walk_failed(self._time.known(now), error.code, error.retry_after_ms)
-        elif error.code is ErrorCode.DEVICE_REVOKED:
-            self._link.stop(StopReason.REVOKED)
-        # Every other error without a reference is followed by the close code that says what to do.
-
-    def _push_event(self, now: int, event: dict[str, object]) -> None:
-        match event:
-            case {"kind": "reauth_soon"}:
-                self._link.reauth_soon()
-            case {"kind": "reauthenticated", "reauth_before": int(reauth_before)}:
-                self._link.reauthenticated(now, reauth_before - self._time.known(now))
-            case {"kind": "prekeys_low", "left": int(left)}:
-                self._notify(ServerNotice("prekeys_low", left))
-            case {"kind": ("push_route_gone" | "mailbox_filling") as name}:
-                self._notify(ServerNotice(str(name)))
-            case _:
-                pass  # unknown kinds are ignored (WIRE)
-
     # -- what the link tells
 
     def http_begins(self, now: int) -> None:
         self._reading.http_begins()
-        self._acks_pause_until = 0
+        self._socket.acks_pause_until = 0
 
     def connection_lost(self) -> None:
         self._http.lost()
@@ -276,28 +210,11 @@ class Engine:
     def _give_out(self, now: int) -> None:
         link = self._link
         if link.has_socket:
-            self._give_out_frames(now)
+            self._socket.give_out(now)
         elif link.online:
-            self._http.give_out(now, acks_may_go=now >= self._acks_pause_until)
+            self._http.give_out(now)
         if self._incoming.waiting:
             self._out.append(MessagesWaiting())
-
-    def _give_out_frames(self, now: int) -> None:
-        link = self._link
-        for defer in self._incoming.take_defers():
-            link.put(now, defer)
-        if now >= self._acks_pause_until:
-            for ack in self._incoming.take_acks():
-                link.put(now, ack)
-        if link.online and link.welcome is not None:
-            limits = link.welcome.limits
-            sends, events = self._outgoing.take(now, limits, limits.sends_in_flight)
-            self._notify(*events)
-            for send in sends:
-                link.put(now, send)
-            if walk := self._reading.next_walk_page(self.server_now(now)):
-                link.put(now, PullMailbox(*walk, self._settings.page_limit))
-        link.leave_when_done(now, busy=self._outgoing.in_flight > 0 or self._incoming.acks_in_flight > 0)
 
     # -- inside
 

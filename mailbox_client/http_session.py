@@ -98,16 +98,15 @@ class HttpSession:
 
     # -- requests
 
-    def give_out(self, now: int, *, acks_may_go: bool) -> None:
+    def give_out(self, now: int) -> None:
         link, incoming, reading = self._link, self._incoming, self._reading
         if link.wants_socket(now):
             if not self._sends and not incoming.acks_in_flight:
                 link.try_socket(now)
             return  # nothing new until what is in flight is answered
         incoming.take_defers()  # no window here: a deferred entry is simply not acked
-        if acks_may_go:
-            for ref, mids in incoming.take_acks(in_flight_max=1):
-                self._out.append(PostAck(ref, mids))
+        for ref, mids in incoming.take_acks(in_flight_max=1):
+            self._out.append(PostAck(ref, mids))
         if not self._sends:  # one at a time: that keeps their order
             sends, events = self._outgoing.take(now, None, 1)
             self._notify(*events)
