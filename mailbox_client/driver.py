@@ -7,7 +7,6 @@ one sync to disk. Stores that block run in a thread of their own, one call at a 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import ssl
@@ -23,7 +22,6 @@ from mailbox_client.engine_io import (
     Abandon,
     CloseSocket,
     FetchToken,
-    FrameReceived,
     GetPage,
     HandOver,
     Input,
@@ -35,8 +33,6 @@ from mailbox_client.engine_io import (
     PostSend,
     PutFrame,
     ServerTimeKnown,
-    SocketLost,
-    SocketOpened,
     Start,
     Stop,
     Tick,
@@ -45,9 +41,9 @@ from mailbox_client.engine_io import (
 from mailbox_client.errors import ClientStopped, StopReason
 from mailbox_client.events import Event, Stopped
 from mailbox_client.http_requests import Requests
+from mailbox_client.inbox import Inbox, answer
 from mailbox_client.lease_keeper import LeaseKeeper
 from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
-from mailbox_client.pulse import Pulse
 from mailbox_client.settings import ClientSettings
 from mailbox_client.sleep_watch import SleepWatch
 from mailbox_client.store_calls import StoreCalls
@@ -56,7 +52,6 @@ from mailbox_client.transport_ws import SocketAdapter
 
 logger = logging.getLogger("mailbox_client")
 
-INBOX_MAX: Final = 1_024  # frames; past it the socket is not read until the engine has caught up
 STORE_FAILURES_MAX: Final = 5
 CLOSE_TIMEOUT_S: Final = 10.0
 SLEEP_CHECK_S: Final = 2.0
@@ -100,9 +95,7 @@ class Driver:
         self._random = secrets.SystemRandom().random
         self.store_calls = StoreCalls(store)
         self._leases = LeaseKeeper(store, self.store_calls, account.device_id, settings)
-        self._inbox: list[tuple[Input, asyncio.Future[None] | None]] = []
-        self._bell = asyncio.Event()
-        self._taken = Pulse()  # the inbox was taken: whoever waits for room looks again
+        self._inbox = Inbox()
         self._socket: SocketAdapter | None = None
         self._requests = Requests(self.http, account, settings, self.give)
         self._closing: set[asyncio.Task[None]] = set()
@@ -169,8 +162,7 @@ class Driver:
 
     def give(self, one: Input) -> None:
         """Tell the engine; it hears it in the next step."""
-        self._inbox.append((one, None))
-        self._bell.set()
+        self._inbox.put(one)
 
     async def give_durably(self, one: Input) -> None:
         """Tell the engine and return once the step that heard it is durable. Cancelling does not take it back.
@@ -179,10 +171,7 @@ class Driver:
         """
         if self._pump is None or self._pump.done():
             raise ClientStopped(StopReason.CLOSED)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.append((one, done))
-        self._bell.set()
-        await done
+        await self._inbox.put_and_await(one)
 
     def cut(self) -> None:
         """Lose the connection without a word, as a dead network would."""
@@ -198,15 +187,13 @@ class Driver:
             logger.exception("the client failed on a bug of its own and has stopped")
             self._on_event(Stopped(StopReason.FAULT))
         finally:
-            self._answer(self._inbox, ClientStopped(StopReason.CLOSED))
+            self._inbox.close(ClientStopped(StopReason.CLOSED))
 
     async def _steps(self) -> None:
         while True:
             await self._wait_for_work()
-            batch, self._inbox = self._inbox, []
-            self._bell.clear()
-            self._taken.ring()
-            inputs = [one for one, _done in batch]
+            batch = self._inbox.take()
+            inputs = [waiting.one for waiting in batch]
             if self._sleep.slept():
                 inputs.append(Woke())
             inputs.append(Tick())
@@ -214,13 +201,13 @@ class Driver:
             try:
                 outputs = await self.store_calls.run(lambda: engine.step(monotonic_ms(), inputs))  # noqa: B023
             except StoreFault as fault:
-                self._answer(batch, fault)
+                answer(batch, fault)
                 self._on_messages(())  # a TakeMessages among them gave nothing
                 if not await self._start_again():
                     return
                 continue
             self._store_failures = 0
-            self._answer(batch, None)
+            answer(batch, None)
             for output in outputs:
                 self._carry_out(output)
             if self._ending and any(isinstance(one, Stop) for one in inputs):
@@ -235,18 +222,7 @@ class Driver:
             return
         # The pause is bounded so that a machine's sleep is noticed soon after it: timers stand still meanwhile.
         pause_s = SLEEP_CHECK_S if due is None else min(SLEEP_CHECK_S, (due - now) / 1000)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._bell.wait()
-
-    @staticmethod
-    def _answer(batch: list[tuple[Input, asyncio.Future[None] | None]], fault: Exception | None) -> None:
-        for _one, done in batch:
-            if done is not None and not done.done():
-                if fault is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(fault)
+        await self._inbox.wait(pause_s)
 
     async def _start_again(self) -> bool:
         """After a store failure: drop everything in flight and make an engine from what the store holds."""
@@ -297,7 +273,11 @@ class Driver:
                 self._on_messages_waiting()
             case OpenSocket(socket):
                 self._socket = SocketAdapter(
-                    socket, self._url, self._report, tls=self._tls, open_timeout_s=self._settings.open_ms / 1000
+                    socket,
+                    self._url,
+                    self._inbox.put_when_there_is_room,
+                    tls=self._tls,
+                    open_timeout_s=self._settings.open_ms / 1000,
                 )
             case CloseSocket(_, at_once):
                 if self._socket is not None:
@@ -309,11 +289,6 @@ class Driver:
                 self._requests.abandon(request)
             case ServerTimeKnown():
                 pass  # _renew_leases reads it
-
-    async def _report(self, one: SocketOpened | SocketLost | FrameReceived) -> None:
-        while len(self._inbox) >= INBOX_MAX:
-            await self._taken.wait()
-        self.give(one)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
