@@ -7,21 +7,16 @@ loss is told to the listener before anything else happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
-from mailbox_client.backoff import full_jitter
-from mailbox_client.engine_io import CloseSocket, Notify, OpenSocket, Output, PutFrame, SocketLost
+from mailbox_client.engine_io import Notify, Output, SocketLost
 from mailbox_client.errors import StopReason
-from mailbox_client.events import Connected, Disconnected, Stopped, Transport
-from mailbox_client.heartbeat import Heartbeat
+from mailbox_client.events import Connected, Transport
+from mailbox_client.phases import Listener, Phase, Phases
 from mailbox_client.settings import ClientSettings
-from mailbox_client.token_plan import TokenPlan
-from mailbox_client.transport_choice import TransportChoice
 from protocol.errors import CloseCode, ErrorCode, MailboxError
-from protocol.frames import Error, GoAway, Hello, Ping, Reauth, ServerFrame, Welcome
+from protocol.frames import ClientFrame, Error, GoAway, Hello, Reauth, ServerFrame, Welcome
 
-TOKEN_REFUSALS_MAX: Final = 3
 HTTP_STATUS_WAIT: Final = (429, 503)
 
 _FINAL: Final = {
@@ -32,25 +27,7 @@ _FINAL: Final = {
 }
 
 
-class Phase(Enum):
-    STOPPED = auto()
-    WAITING = auto()
-    TOKEN = auto()
-    OPENING = auto()
-    GREETING = auto()  # HELLO is out, WELCOME is not here
-    ONLINE = auto()
-    LEAVING = auto()  # after GOAWAY: only what is in flight is finished
-
-
-class Listener(Protocol):
-    def connection_lost(self) -> None:
-        """Everything in flight is undecided from now on."""
-
-    def http_begins(self, now: int) -> None:
-        """HTTP is the way to the server now: pull, then send."""
-
-
-class Link:
+class Link(Phases):
     """The connection of one device, as a plan: calls say what happened, outputs say what to do."""
 
     def __init__(
@@ -62,34 +39,8 @@ class Link:
         out: list[Output],
         listener: Listener,
     ) -> None:
-        self._settings = settings
-        self._random = random
-        self._numbers = numbers
+        super().__init__(settings, random, numbers, out, listener)
         self._instance = instance
-        self._out = out
-        self._listener = listener
-        self.phase = Phase.STOPPED
-        self.transport = Transport.WEBSOCKET
-        self.socket = 0
-        self.welcome: Welcome | None = None
-        self._due = 0
-        self._not_before = 0  # a come-back time that the server gave: nothing overrides it
-        self._choice = TransportChoice(settings, random)
-        self._heartbeat = Heartbeat()
-        self._token = TokenPlan(random, numbers, out)
-        self._token_refusals = 0
-        self._failures = 0
-        self._auth_failures = 0
-        self._online_since = 0
-
-    @property
-    def online(self) -> bool:
-        return self.phase is Phase.ONLINE
-
-    @property
-    def has_socket(self) -> bool:
-        """True if frames can be put on the socket."""
-        return self.phase in (Phase.ONLINE, Phase.LEAVING) and self.transport is Transport.WEBSOCKET
 
     def hears(self, frame: ServerFrame) -> bool:
         """True if this frame counts now: one left over from a connection given up must not pass for a living one."""
@@ -101,25 +52,16 @@ class Link:
 
     def start(self, now: int) -> None:
         if self.phase is Phase.STOPPED:
-            self._failures = self._auth_failures = self._token_refusals = 0
+            self._tries.begin_anew()
             self._go_on(now)
-
-    def stop(self, reason: StopReason) -> None:
-        """End all trying. The socket is closed in good order unless the server closed it."""
-        if self.phase is Phase.STOPPED:
-            return
-        self._drop(at_once=False)
-        self.phase = Phase.STOPPED
-        self._listener.connection_lost()
-        self._out.append(Notify(Stopped(reason)))
 
     def woke(self, now: int) -> None:
         match self.phase:
             case Phase.WAITING:
-                self._due = max(now, self._not_before)
+                self._due = self._tries.earliest(now)
                 self.tick(now)
             case Phase.ONLINE if self.transport is Transport.WEBSOCKET:
-                self._ping(now, self._settings.pong_after_sleep_ms)
+                self._socket.ping(now, self._settings.pong_after_sleep_ms)
             case Phase.ONLINE:
                 self._restart(now)  # a poll that slept may hang for ever
             case _:
@@ -137,7 +79,7 @@ class Link:
         if not self._token.answered(request):
             return
         self._token.keep(now, token, reauth_in_ms)
-        self._token_refusals = 0
+        self._tries.token_came()
         if self.phase is Phase.TOKEN:
             self._go_on(now)
         elif self.has_socket:
@@ -148,19 +90,14 @@ class Link:
             self._without_token(now, error, stop)
 
     def _without_token(self, now: int, error: MailboxError | None, stop: StopReason | None) -> None:
-        code = error.code if error is not None else None
-        if code is ErrorCode.UNAUTHENTICATED:
-            self._token_refusals += 1
-        if stop is None and code is ErrorCode.DEVICE_REVOKED:
-            stop = StopReason.REVOKED
-        if stop is None and self._token_refusals >= TOKEN_REFUSALS_MAX:
-            stop = StopReason.NOT_KNOWN
+        if stop is None:
+            stop = self._tries.token_refused(error.code if error is not None else None)
         if stop is not None:
             self.stop(stop)
         elif self.phase is Phase.TOKEN:
             self._fail(now, None, error.retry_after_ms if error is not None else None)
         else:
-            self._token.renew_at(now + self._backoff(1))
+            self._token.renew_at(now + self._tries.backoff())
 
     def reauthenticated(self, now: int, reauth_in_ms: int) -> None:
         self._token.renew_before(now, reauth_in_ms)
@@ -179,7 +116,7 @@ class Link:
             return
         self.phase = Phase.GREETING
         self._due = now + self._settings.welcome_ms
-        self._put(
+        self._socket.put(
             now,
             Hello(
                 token,
@@ -195,14 +132,14 @@ class Link:
     def welcomed(self, now: int, welcome: Welcome) -> None:
         self.phase = Phase.ONLINE
         self.welcome = welcome
-        self._online_since = now
+        self._tries.online(now)
         self._choice.socket_works()
-        self._heartbeat.heartbeat_s = welcome.heartbeat_s
+        self._socket.heartbeat.heartbeat_s = welcome.heartbeat_s
         self._token.renew_before(now, welcome.reauth_before - welcome.now)
         self._out.append(Notify(Connected(Transport.WEBSOCKET, welcome.pending)))
 
     def goaway(self, now: int, frame: GoAway) -> None:
-        self._not_before = now + frame.reconnect_after_ms
+        self._tries.come_back_at(now + frame.reconnect_after_ms)
         if self.phase is Phase.ONLINE:
             self.phase = Phase.LEAVING
             self._due = now + self._settings.leave_ms
@@ -217,16 +154,15 @@ class Link:
         if reason is not None:
             self.stop(reason)
         elif lost.reconnect_after_ms is not None:
-            self._not_before = now + lost.reconnect_after_ms
+            self._tries.come_back_at(now + lost.reconnect_after_ms)
             self._wait(now, lost.code, lost.reconnect_after_ms)
         elif leaving:
-            self._wait(now, lost.code, max(0, self._not_before - now))
+            self._wait(now, lost.code, 0)
         elif lost.code == CloseCode.UNAUTHENTICATED:
             self._token.drop()
-            self._auth_failures += 1
-            self._wait(now, lost.code, 0 if self._auth_failures == 1 else self._backoff(self._auth_failures))
+            self._wait(now, lost.code, self._tries.token_not_taken())
         elif lost.code in (CloseCode.NORMAL, CloseCode.GOING_AWAY, CloseCode.RESTART) and not early:
-            self._wait(now, lost.code, self._backoff(1))
+            self._wait(now, lost.code, self._tries.backoff())
         else:
             if early and not lost.unreachable and lost.http_status not in HTTP_STATUS_WAIT:
                 self._choice.socket_failed(now)
@@ -237,12 +173,12 @@ class Link:
 
     def frame_came(self) -> None:
         """Any frame proves the connection."""
-        self._heartbeat.heard()
+        self._socket.heartbeat.heard()
 
-    def put(self, now: int, frame: object) -> None:
+    def put(self, now: int, frame: ClientFrame) -> None:
         """Put a frame on the socket, if there is one."""
         if self.has_socket:
-            self._put(now, frame)
+            self._socket.put(now, frame)
 
     # -- HTTP
 
@@ -256,14 +192,12 @@ class Link:
             return
         if code in (ErrorCode.UNAUTHENTICATED, ErrorCode.TOKEN_EXPIRED):
             self._token.drop()
-            self._auth_failures += 1
-            self._wait(now, None, 0 if self._auth_failures == 1 else self._backoff(self._auth_failures))
+            self._wait(now, None, self._tries.token_not_taken())
             return
         self._fail(now, None, error.retry_after_ms if error is not None else None)
 
     def http_works(self, now: int) -> None:
-        if now - self._online_since >= self._settings.stable_ms:
-            self._failures = self._auth_failures = 0
+        self._tries.still_online(now)
 
     def wants_socket(self, now: int) -> bool:
         """True if HTTP is in use and it is time to try a WebSocket again."""
@@ -276,7 +210,7 @@ class Link:
     # -- the clock
 
     def tick(self, now: int) -> None:
-        if self.has_socket and self._heartbeat.is_dead(now):
+        if self.has_socket and self._socket.heartbeat.is_dead(now):
             self._abort(now)
             return
         match self.phase:
@@ -288,11 +222,10 @@ class Link:
             case Phase.OPENING | Phase.GREETING if now >= self._due:
                 self._abort(now)
             case Phase.ONLINE:
-                if now - self._online_since >= self._settings.stable_ms:
-                    self._failures = self._auth_failures = 0
+                self._tries.still_online(now)
                 self._token.renew_when_due(now)
-                if self.transport is Transport.WEBSOCKET and now >= self._heartbeat.ping_due:
-                    self._ping(now, self._settings.pong_ms)
+                if self.transport is Transport.WEBSOCKET and now >= self._socket.heartbeat.ping_due:
+                    self._socket.ping(now, self._settings.pong_ms)
             case _:
                 pass
 
@@ -306,79 +239,27 @@ class Link:
     def leave_when_done(self, now: int, *, busy: bool) -> None:
         """After GOAWAY: go as soon as nothing is in flight, or when the time for it is over."""
         if self.phase is Phase.LEAVING and (not busy or now >= self._due):
-            self._drop(at_once=False)
-            self._wait(now, None, max(0, self._not_before - now))
+            self._drop()
+            self._wait(now, None, 0)
 
     def next_due(self, now: int) -> int | None:
         match self.phase:
             case Phase.STOPPED:
                 return None
             case Phase.ONLINE:
-                dues = [self._token.next_due(), self._heartbeat.pong_due]
+                heartbeat = self._socket.heartbeat
+                dues = [self._token.next_due(), heartbeat.pong_due, self._tries.stable_at()]
                 if self.transport is Transport.WEBSOCKET:
-                    dues.append(self._heartbeat.ping_due)
+                    dues.append(heartbeat.ping_due)
                 else:
                     dues.append(self._choice.next_try(now))
-                if self._failures:
-                    dues.append(self._online_since + self._settings.stable_ms)
                 return min((due for due in dues if due is not None), default=None)
             case _:
                 return self._due
 
     # -- inside
 
-    def _go_on(self, now: int) -> None:
-        if self._token.usable(now) is None:
-            self.phase = Phase.TOKEN
-            self._due = now + self._settings.token_ms
-            self._token.fetch()
-        elif self._choice.is_http(now):
-            self.phase = Phase.ONLINE
-            self.transport = Transport.HTTP
-            self._online_since = now
-            self._listener.http_begins(now)
-        else:
-            self.phase = Phase.OPENING
-            self.transport = Transport.WEBSOCKET
-            self.welcome = None
-            self._heartbeat.heard()
-            self.socket = next(self._numbers)
-            self._due = now + self._settings.open_ms
-            self._out.append(OpenSocket(self.socket))
-
-    def _ping(self, now: int, pong_ms: int) -> None:
-        self._put(now, Ping(self._heartbeat.ping(now, pong_ms)))
-
-    def _put(self, now: int, frame: object) -> None:
-        self._heartbeat.put(now)
-        self._out.append(PutFrame(self.socket, frame))  # type: ignore[arg-type]
-
     def _abort(self, now: int) -> None:
         """Give the socket up as lost."""
-        self._out.append(CloseSocket(self.socket, at_once=True))
+        self._socket.close(at_once=True)
         self.socket_lost(now, SocketLost(self.socket))
-
-    def _drop(self, *, at_once: bool) -> None:
-        if self.phase in (Phase.OPENING, Phase.GREETING) or self.has_socket:
-            self._out.append(CloseSocket(self.socket, at_once))
-        self._token.give_up()
-
-    def _restart(self, now: int) -> None:
-        self._drop(at_once=False)
-        self._listener.connection_lost()
-        self._out.append(Notify(Disconnected(None, 0)))
-        self._go_on(now)
-
-    def _backoff(self, attempt: int) -> int:
-        return full_jitter(self._settings.backoff_base_ms, self._settings.backoff_cap_ms, attempt, self._random())
-
-    def _fail(self, now: int, code: int | None, retry_after_ms: int | None) -> None:
-        self._failures += 1
-        self._wait(now, code, max(retry_after_ms or 0, self._backoff(self._failures)))
-
-    def _wait(self, now: int, code: int | None, wait_ms: int) -> None:
-        self.phase = Phase.WAITING
-        self._heartbeat.heard()
-        self._due = max(now + wait_ms, self._not_before)
-        self._listener.connection_lost()
-        self._out.append(Notify(Disconnected(code, self._due - now)))

@@ -29,9 +29,9 @@ from mailbox_client.engine_io import (
     TokenGiven,
 )
 from mailbox_client.events import Event
-from mailbox_client.link import Phase
 from mailbox_client.local_store import LocalStore, StoredMessage
 from mailbox_client.local_store.memory import MemoryStore
+from mailbox_client.phases import Phase
 from mailbox_client.settings import ClientSettings
 from protocol.errors import ErrorCode
 from protocol.frames import (

@@ -29,7 +29,7 @@ from mailbox_client.engine_io import (
 )
 from mailbox_client.errors import StopReason
 from mailbox_client.events import Connected, Disconnected, SendsRefused, ServerNotice, Stopped, Transport
-from mailbox_client.link import Phase
+from mailbox_client.phases import Phase
 from mailbox_client.settings import ClientSettings
 from protocol.errors import CloseCode, ErrorCode, MailboxError
 from protocol.frames import Ack, Error, GoAway, Hello, MailboxBatch, Ping, Pong, PushEvents, Reauth, Send, Welcome
