@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -11,9 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from mailbox_client import sole_use
-from mailbox_client.account import Account, open_store
-from mailbox_client.addresses import http_url
+from mailbox_client.account import Account
 from mailbox_client.delivery import Delivery
 from mailbox_client.driver import Driver
 from mailbox_client.engine_io import (
@@ -23,45 +19,21 @@ from mailbox_client.engine_io import (
     Prefer,
     Resend,
     RetryDeferred,
-    ReturnMessages,
     Start,
     Submit,
     TakeMessages,
     Woke,
 )
-from mailbox_client.errors import (
-    ClientError,
-    ClientStopped,
-    IdNotUsable,
-    IdsUnavailable,
-    SendRefused,
-    SendUnknown,
-    StopReason,
-)
-from mailbox_client.event_stream import EventStream
-from mailbox_client.events import (
-    CaughtUp,
-    Connected,
-    Disconnected,
-    Event,
-    SendConfirmed,
-    SendOutcomeUnknown,
-    SendsRefused,
-    Stopped,
-    Transport,
-)
-from mailbox_client.hand_over import HandedOver
+from mailbox_client.errors import IdNotUsable, IdsUnavailable, StopReason
+from mailbox_client.events import Event, Transport
+from mailbox_client.lifetime import Lifetime
 from mailbox_client.local_store import LocalStore, SendState, StoredSend
-from mailbox_client.open_sends import OpenSends
-from mailbox_client.pulse import Pulse
 from mailbox_client.receipts import Receipt
 from mailbox_client.sends import checked, outcome_of
 from mailbox_client.settings import ClientSettings
 from mailbox_client.transport_http import MailboxHttp
 from protocol.frames import SendEnvelope
 from protocol.ids import ClientMessageId, DeviceId, MessageId, is_id
-
-logger = logging.getLogger("mailbox_client")
 
 
 class MailboxClient:
@@ -88,97 +60,34 @@ class MailboxClient:
         on_event: Callable[[Event], None] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._url = http_url(url)
-        self._given_store = store
         self._settings = settings or ClientSettings()
-        self._on_event = on_event
-        self._tls = tls
-        self._store: LocalStore | None = None
-        self._driver_or_none: Driver | None = None
-        self._account: Account | None = None
-        self._sends = OpenSends(self._settings)
-        self._changed = Pulse()
-        self._handed_over = HandedOver()
-        self._events = EventStream()
-        self._stopped: StopReason | None = None
-        self._caught_up = asyncio.Event()
-        self._connected: Transport | None = None
+        self._life = Lifetime(url, store, self._settings, on_event, tls)
+        self._sends = self._life.sends
+        self._handed_over = self._life.handed_over
 
     # -- life
 
     async def __aenter__(self) -> Self:
-        if self._driver_or_none is not None:
-            raise ClientError("this client was entered before: make a new one")
-        store = open_store(self._given_store)
-        sole_use.take(store, self)
-        self._store = store
-        try:
-            self._account = Account.load(store)
-            with store.transaction():
-                for send in store.sends(SendState.PENDING):
-                    self._sends.add(send.cmid, send.envelopes)
-            self._driver_or_none = Driver(
-                self._url,
-                store,
-                self._account,
-                self._settings,
-                tls=self._tls,
-                on_event=self._event,
-                on_messages=self._handed_over.came,
-                on_messages_waiting=self._handed_over.pulse.ring,
-            )
-            await self._driver.open()
-        except BaseException:
-            await self._close(clean=True)
-            raise
+        await self._life.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # An error of the app while it holds a message is what "crashed on it" means; a cancel is not.
-        await self._close(clean=kind is None or not issubclass(kind, Exception))
+        await self._life.close(clean=kind is None or not issubclass(kind, Exception))
 
     async def close(self) -> None:
         """Leave in good order. Messages in hand that were not confirmed are delivered again by the next client."""
-        await self._close(clean=True)
-
-    async def _close(self, *, clean: bool) -> None:
-        driver = self._driver_or_none
-        if driver is not None:
-            back = self._handed_over.give_up(clean=clean)
-            if back and self._stopped is not StopReason.STORE:
-                driver.give(ReturnMessages(back))
-            await driver.close(self._leave_store)
-        else:
-            self._leave_store()
-
-    def _leave_store(self) -> None:
-        store = self._store
-        if store is None:
-            return
-        sole_use.leave(store, self)
-        if store is not self._given_store:
-            self._store = None
-            store.close()
+        await self._life.close(clean=True)
 
     @property
     def _driver(self) -> Driver:
-        if self._driver_or_none is None:
-            raise ClientStopped(StopReason.CLOSED)
-        return self._driver_or_none
-
-    @property
-    def _open_store(self) -> LocalStore:
-        if self._store is None:
-            raise ClientStopped(StopReason.CLOSED)
-        return self._store
+        return self._life.driver
 
     @property
     def account(self) -> Account:
-        if self._account is None:
-            raise ClientStopped(StopReason.CLOSED)
-        return self._account
+        return self._life.account
 
     @property
     def device_id(self) -> DeviceId:
@@ -192,23 +101,21 @@ class MailboxClient:
     @property
     def connected(self) -> Transport | None:
         """The transport in use, None while there is none."""
-        return self._connected
+        return self._life.connected
 
     @property
     def stopped(self) -> StopReason | None:
-        return self._stopped
+        return self._life.stopped
 
     async def caught_up(self) -> None:
         """Return once the mailbox was read up to what it held when the present connection began."""
-        while not self._caught_up.is_set():
-            self._check_running()
-            await self._changed.wait()
+        await self._life.caught_up()
 
     # -- sending
 
     def next_client_message_id(self) -> ClientMessageId:
         """Issue an id for one later send, without waiting; all zero if none can be issued now (seed 003)."""
-        self._check_open()
+        self._life.check_open()
         return self._driver.ids.issue()
 
     async def send(
@@ -256,8 +163,8 @@ class MailboxClient:
         Waits while as much is pending as may be.
         """
         whole = checked(envelopes)
-        await self._sends.room_for(whole, lambda: self._stopped)
-        self._check_running()
+        await self._sends.room_for(whole, lambda: self._life.stopped)
+        self._life.check_running()
         ids = self._driver.ids
         cmid = client_message_id
         if cmid is None:
@@ -276,17 +183,17 @@ class MailboxClient:
     async def outcome(self, cmid: ClientMessageId) -> Receipt:
         """Wait for what becomes of a send, also of one that an earlier process posted. Raises as `send` does."""
         if cmid not in self._sends:
-            return outcome_of(cmid, await self._driver.store_calls.transacted(lambda: self._open_store.send(cmid)))
-        self._check_running()
+            return outcome_of(cmid, await self._driver.store_calls.transacted(lambda: self._life.store.send(cmid)))
+        self._life.check_running()
         return await self._sends.outcome(cmid)
 
     async def unknown_sends(self) -> list[StoredSend]:
         """Sends whose outcome nobody can tell any more (seed 002): `resend` or `forget` each."""
-        return await self._driver.store_calls.transacted(lambda: self._open_store.sends(SendState.UNKNOWN))
+        return await self._driver.store_calls.transacted(lambda: self._life.store.sends(SendState.UNKNOWN))
 
     async def resend(self, cmid: ClientMessageId) -> None:
         """Try a send whose outcome is unknown again, under its id. Raises IdNotUsable for any other."""
-        stored = await self._driver.store_calls.transacted(lambda: self._open_store.send(cmid))
+        stored = await self._driver.store_calls.transacted(lambda: self._life.store.send(cmid))
         if stored is None or stored.state is not SendState.UNKNOWN:
             raise IdNotUsable("no send whose outcome is unknown has this id")
         self._sends.add(cmid, stored.envelopes)
@@ -311,9 +218,9 @@ class MailboxClient:
         while True:
             while (message := self._handed_over.take()) is not None:
                 yield Delivery(self, message)
-            if self._stopped is StopReason.CLOSED:
+            if self._life.stopped is StopReason.CLOSED:
                 return
-            self._check_running()
+            self._life.check_running()
             if self._handed_over.ask():
                 self._driver.give(TakeMessages(self._settings.hand_over_batch))
             await self._handed_over.pulse.wait()
@@ -342,7 +249,7 @@ class MailboxClient:
 
     def reconnect(self) -> None:
         """Start again after a stop, because the user acted."""
-        self._stopped = None
+        self._life.stopped = None
         self._driver.give(Start())
 
     def prefer(self, transport: Transport | None) -> None:
@@ -355,50 +262,4 @@ class MailboxClient:
 
     def events(self) -> AsyncGenerator[Event, None]:
         """What happens from now on, until the client stops. A reader that falls 1,024 behind loses the oldest."""
-        return self._events.read()
-
-    # -- what the driver tells
-
-    def _event(self, event: Event) -> None:
-        match event:
-            case SendConfirmed(receipt):
-                self._sends.settle(receipt.client_message_id, receipt)
-            case SendsRefused(cmid, refused, True):
-                self._sends.settle(cmid, SendRefused(cmid, refused))
-            case SendOutcomeUnknown(cmid):
-                self._sends.settle(cmid, SendUnknown(cmid))
-            case Connected(transport, _):
-                self._connected = transport
-            case CaughtUp():
-                self._caught_up.set()
-            case Disconnected():
-                self._connected = None
-                self._caught_up.clear()
-            case Stopped(reason):
-                self._stop(reason)
-            case _:
-                pass
-        self._changed.ring()
-        if self._on_event is not None:
-            try:
-                self._on_event(event)
-            except Exception:
-                logger.exception("on_event raised; the client goes on")
-        self._events.publish(event)
-
-    def _stop(self, reason: StopReason) -> None:
-        self._stopped = reason
-        self._connected = None
-        self._caught_up.clear()
-        self._handed_over.pulse.ring()
-        self._sends.stop(ClientStopped(reason))
-
-    # -- inside
-
-    def _check_open(self) -> None:
-        if self._stopped is StopReason.CLOSED:
-            raise ClientStopped(StopReason.CLOSED)
-
-    def _check_running(self) -> None:
-        if self._stopped is not None:
-            raise ClientStopped(self._stopped)
+        return self._life.events.read()

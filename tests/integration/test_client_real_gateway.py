@@ -104,7 +104,7 @@ async def test_reconciliation_over_both_transports_finds_what_was_committed(
 ) -> None:
     me = Account.load(store).device_id
     events: list[Event] = []
-    sender._on_event = events.append
+    sender._life._on_event = events.append
     for transport in (Transport.WEBSOCKET, Transport.HTTP):
         sender.prefer(transport)
         await sender.caught_up()
