@@ -41,7 +41,7 @@ from mailbox_client.engine_io import (
 from mailbox_client.errors import ClientStopped, StopReason
 from mailbox_client.events import Event, Stopped
 from mailbox_client.http_requests import Requests
-from mailbox_client.inbox import Inbox, answer
+from mailbox_client.inbox import Inbox
 from mailbox_client.lease_keeper import LeaseKeeper
 from mailbox_client.local_store import LocalStore, StoredMessage, StoreFault
 from mailbox_client.settings import ClientSettings
@@ -192,8 +192,7 @@ class Driver:
     async def _steps(self) -> None:
         while True:
             await self._wait_for_work()
-            batch = self._inbox.take()
-            inputs = [waiting.one for waiting in batch]
+            inputs = self._inbox.take()
             if self._sleep.slept():
                 inputs.append(Woke())
             inputs.append(Tick())
@@ -201,13 +200,13 @@ class Driver:
             try:
                 outputs = await self.store_calls.run(lambda: engine.step(monotonic_ms(), inputs))  # noqa: B023
             except StoreFault as fault:
-                answer(batch, fault)
+                self._inbox.answer(fault)
                 self._on_messages(())  # a TakeMessages among them gave nothing
                 if not await self._start_again():
                     return
                 continue
             self._store_failures = 0
-            answer(batch, None)
+            self._inbox.answer(None)
             for output in outputs:
                 self._carry_out(output)
             if self._ending and any(isinstance(one, Stop) for one in inputs):

@@ -22,6 +22,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._waiting: list[Waiting] = []
+        self._in_step: list[Waiting] = []  # taken and not yet answered
         self._bell = asyncio.Event()
         self._taken = Pulse()  # the inbox was taken: whoever waits for room looks again
 
@@ -33,7 +34,7 @@ class Inbox:
         self._bell.set()
 
     def put_and_await(self, one: Input) -> asyncio.Future[None]:
-        """The same; the future is done once `answer` was called for the batch with this input."""
+        """The same; the future is done once `answer` was called after this input was taken."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(one, done))
         self._bell.set()
@@ -50,21 +51,26 @@ class Inbox:
             async with asyncio.timeout(at_most_s):
                 await self._bell.wait()
 
-    def take(self) -> list[Waiting]:
-        """Everything that is here, out of the inbox. Whoever takes it has to `answer` it."""
-        batch, self._waiting = self._waiting, []
+    def take(self) -> list[Input]:
+        """Everything that is here, for one step. `answer` says how the step went."""
+        self._in_step, self._waiting = self._waiting, []
         self._bell.clear()
         self._taken.ring()
-        return batch
+        return [waiting.one for waiting in self._in_step]
+
+    def answer(self, error: Exception | None) -> None:
+        """Tell everybody who waits for what was taken that it is durable, or what went wrong."""
+        _tell(self._in_step, error)
+        self._in_step = []
 
     def close(self, error: Exception) -> None:
-        """No step comes any more: tell everybody who waits for one."""
-        answer(self._waiting, error)
+        """No step comes any more: tell everybody who waits for one, also for one that was cut off in the middle."""
+        self.answer(error)
+        _tell(self._waiting, error)
 
 
-def answer(batch: list[Waiting], error: Exception | None) -> None:
-    """Tell everybody who waits for something of this batch that it is durable, or what went wrong."""
-    for _one, done in batch:
+def _tell(waiting: list[Waiting], error: Exception | None) -> None:
+    for _one, done in waiting:
         if done is not None and not done.done():
             if error is None:
                 done.set_result(None)

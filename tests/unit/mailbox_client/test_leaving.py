@@ -9,13 +9,21 @@ from typing import Any
 
 import pytest
 
-from mailbox_client import MailboxClient
+from mailbox_client import MailboxClient, driver
+from mailbox_client.engine import Engine
+from mailbox_client.engine_io import Input, Output, Submit
+from mailbox_client.errors import ClientStopped
 from mailbox_client.local_store import StoredAccount
 from mailbox_client.local_store.sqlite import SqliteStore
-from protocol.ids import DeviceId, IdentityId, InstanceId
+from protocol.frames import SendEnvelope
+from protocol.ids import DeviceId, IdentityId, InstanceId, MessageId
 from tests.support.waiting import eventually
 
 NOWHERE = "http://127.0.0.1:9"
+
+
+def an_envelope() -> SendEnvelope:
+    return SendEnvelope(DeviceId(b"r" * 16), MessageId(b"m" * 16), 1, b"sealed")
 
 
 class SlowDisk:
@@ -86,3 +94,44 @@ async def test_cancelled_again_while_it_waits_for_the_disk_it_still_does_not_clo
     disk.go_on.set()
     await eventually(lambda: disk.closed_at_rest is not None)
     assert disk.closed_at_rest is True
+
+
+async def test_whoever_waits_for_a_step_that_a_bug_ends_is_told_that_the_client_stopped(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Engine.step
+
+    def broken_step(engine: Engine, now_ms: int, inputs: list[Input]) -> list[Output]:
+        if any(isinstance(one, Submit) for one in inputs):
+            raise RuntimeError("a bug")
+        return step(engine, now_ms, inputs)
+
+    monkeypatch.setattr(Engine, "step", broken_step)
+    async with MailboxClient(NOWHERE, file) as client:
+        with pytest.raises(ClientStopped):
+            await asyncio.wait_for(client.post([an_envelope()]), 10)
+
+
+async def test_whoever_waits_for_a_step_that_is_cut_off_is_told_that_the_client_stopped(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk hangs, and the client is left: it waits its time and gives up the step under way."""
+    entered, go_on = threading.Event(), threading.Event()
+    step = Engine.step
+
+    def hanging_step(engine: Engine, now_ms: int, inputs: list[Input]) -> list[Output]:
+        if any(isinstance(one, Submit) for one in inputs):
+            entered.set()
+            assert go_on.wait(20)
+        return step(engine, now_ms, inputs)
+
+    monkeypatch.setattr(Engine, "step", hanging_step)
+    monkeypatch.setattr(driver, "CLOSE_TIMEOUT_S", 0.05)
+    client = await MailboxClient(NOWHERE, file).__aenter__()
+    posting = asyncio.create_task(client.post([an_envelope()]))
+    await eventually(entered.is_set)
+    leaving = asyncio.create_task(client.__aexit__(None, None, None))
+    with pytest.raises(ClientStopped):
+        await asyncio.wait_for(posting, 10)
+    go_on.set()
+    await leaving
