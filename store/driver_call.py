@@ -23,7 +23,11 @@ def in_place(call: Coroutine[Any, Any, T], timeout_s: float) -> Generator[Any, N
     loop = asyncio.get_running_loop()
     turn: asyncio.Future[None] = loop.create_future()
 
+    late = False
+
     def overdue() -> None:
+        nonlocal late
+        late = True
         if not turn.done():
             turn.set_exception(TimeoutError())
 
@@ -40,6 +44,8 @@ def in_place(call: Coroutine[Any, Any, T], timeout_s: float) -> Generator[Any, N
                 continue
             awaited._asyncio_future_blocking = False
             turn = loop.create_future()
+            if late:  # the time ran out just as the step before was answered
+                turn.set_exception(TimeoutError())
             awaited.add_done_callback(lambda _, turn=turn: turn.done() or turn.set_result(None))
             try:
                 yield from turn

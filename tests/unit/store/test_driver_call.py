@@ -78,3 +78,29 @@ async def test_an_overdue_call_ends_with_a_timeout_and_is_not_cancelled_either()
         await in_place(driver.call(), 0.01)
     assert not driver.answer.done()
     assert driver.ended
+
+
+async def test_a_time_that_runs_out_just_as_one_step_is_answered_ends_the_next_step() -> None:
+    driver = Driver()
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + 0.01
+
+    async def call() -> str:
+        first: asyncio.Future[None] = loop.create_future()
+
+        def answer_late() -> None:
+            first.set_result(None)
+            while loop.time() <= limit + 0.01:  # a busy loop: answer and limit come in one turn, the answer first
+                pass
+
+        loop.call_soon(answer_late)
+        await first
+        return await driver.call()
+
+    task = asyncio.ensure_future(in_place(call(), 0.01))
+    await asyncio.wait((task,), timeout=5.0)
+    assert task.done()
+    with pytest.raises(TimeoutError):
+        task.result()
+    assert driver.written == 1
+    assert driver.ended
